@@ -1,0 +1,34 @@
+"""What all tests share: `--full`, the devices at hand, and one core for each worker of pytest-xdist."""
+
+import os
+
+import pytest
+import torch
+
+from flash_tutorial import emulator
+
+DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="run the full product of cases, not only pairs (hours)")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "full: part of the full product of cases; runs with --full only")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)
+        emulator.configure(threads=1)
+
+
+def pytest_collection_modifyitems(config, items):
+    unwanted = [item for item in items if item.get_closest_marker("full")] if not config.getoption("--full") else []
+    if unwanted:
+        config.hook.pytest_deselected(items=unwanted)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request) -> str:
+    """ "cpu", where the emulator runs the kernels, and "cuda" where there is a GPU."""
+    return request.param

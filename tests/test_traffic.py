@@ -1,0 +1,73 @@
+"""Who goes to global memory, and how often: what makes v01 FlashAttention-1, and v02 on not, by the emulator's counters."""
+
+import re
+
+import pytest
+import torch
+
+import flash_tutorial as ft
+
+FUSED = [version.name for version in ft.versions() if version.number >= 1]
+LATER = [version.name for version in ft.versions() if version.number >= 2]
+BATCH, HEADS, KV_HEADS, QUERIES, HEAD_DIM = 2, 4, 2, 150, 64
+FLOAT = 4  # bytes
+O_BYTES = Q_BYTES = FLOAT * BATCH * HEADS * QUERIES * HEAD_DIM
+ROW_BYTES = FLOAT * BATCH * HEADS * QUERIES  # one number for each query
+
+
+def run(name, keys):
+    """The emulator's only launch for `keys` keys."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(BATCH, HEADS, QUERIES, HEAD_DIM, generator=generator)
+    k, v = torch.randn(2, BATCH, KV_HEADS, keys, HEAD_DIM, generator=generator)
+    with ft.emulator.instrument() as report:
+        ft.attention(q, k, v, version=name)
+    (launch,) = report.launches
+    return launch
+
+
+def block_kv(name) -> int:
+    return int(re.search(r"constexpr int BLOCK_KV = (\d+);", ft.version(name).source.read_text())[1])
+
+
+@pytest.mark.parametrize("keys", [1, 100, 300])
+def test_v01_has_one_block_for_each_batch_and_head(keys):
+    assert run("v01", keys).grid == (BATCH * HEADS, 1, 1)
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 5])
+def test_v01_reads_q_and_o_and_writes_o_again_for_every_kv_tile(tiles):
+    """One K/V tile more costs all of Q, O and the running maximum and sum again, read, and O and those two, written."""
+    keys = block_kv("v01")
+    fewer, more = (run("v01", count * keys).counters for count in (tiles, tiles + 1))
+    kv_tile_bytes = FLOAT * BATCH * HEADS * 2 * keys * HEAD_DIM
+    loaded = more.global_load_bytes - fewer.global_load_bytes
+    stored = more.global_store_bytes - fewer.global_store_bytes
+    assert loaded == Q_BYTES + O_BYTES + 2 * ROW_BYTES + kv_tile_bytes
+    assert stored == O_BYTES + 2 * ROW_BYTES
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_later_versions_write_o_once_and_read_q_once(name):
+    """The outputs are written once, however many keys; what another 64 keys cost is reading K and V, once a query tile."""
+    few, many = run(name, 128), run(name, 192)
+    assert few.grid[0] * few.grid[1] * few.grid[2] > BATCH * HEADS
+    for launch in (few, many):
+        assert launch.counters.global_store_bytes == O_BYTES + ROW_BYTES
+    blocks = few.grid[0] * few.grid[1] * few.grid[2]
+    loaded = many.counters.global_load_bytes - few.counters.global_load_bytes
+    assert loaded == FLOAT * blocks * 2 * 64 * HEAD_DIM
+    assert few.counters.global_load_bytes == Q_BYTES + 2 * loaded
+
+
+def test_v00_writes_the_scores():
+    """S once, P twice: more bytes for every key, where the fused versions have none."""
+    generator = torch.Generator().manual_seed(0)
+    stored = []
+    for keys in (100, 101):
+        q = torch.randn(BATCH, HEADS, QUERIES, HEAD_DIM, generator=generator)
+        k, v = torch.randn(2, BATCH, KV_HEADS, keys, HEAD_DIM, generator=generator)
+        with ft.emulator.instrument() as report:
+            ft.attention(q, k, v, version="v00")
+        stored.append(report.totals.global_store_bytes)
+    assert stored[1] - stored[0] == 3 * ROW_BYTES
