@@ -1,0 +1,159 @@
+"""The ladder as data: every version, in order, and how a reader may name it.
+
+This is the single source for setup.py, the registry, the tests, the notebooks and `kernels/README.md`. A new version is
+one `.cu` beside the others and one entry here. Nothing in this file imports torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+#: The directory of the kernel files: beside the package in a checkout, inside it after a plain `pip install .`
+KERNELS = next((d for d in (_PACKAGE.parent / "kernels", _PACKAGE / "kernels") if d.is_dir()), _PACKAGE / "kernels")
+
+
+@dataclass(frozen=True)
+class Version:
+    """One rung of the ladder, or a reader's own kernel that resembles one."""
+
+    number: int
+    name: str  # the stem of its kernel, its notebook and its operator: "v03_warp_local"
+    title: str
+    idea: str  # one sentence
+    parent: str | None  # the version whose kernel this one changes
+    dtypes: tuple[str, ...] = ("float32",)
+    head_dims: tuple[int, ...] = (32, 64, 128)  # compiled sizes; every smaller head size is padded up to one
+    min_arch: str = "8.0"  # the oldest compute capability it runs on
+    archs: tuple[str, ...] | None = None  # what nvcc builds it for, e.g. ("9.0a",); None: the build's default list
+    own: Path | None = None  # a reader's kernel file
+
+    @property
+    def source(self) -> Path:
+        """The kernel file."""
+        return self.own or KERNELS / f"{self.name}.cu"
+
+
+VERSIONS: tuple[Version, ...] = (
+    Version(
+        number=0,
+        name="v00_naive",
+        title="Naive",
+        idea="Three kernels, S = scale·QKᵀ, P = softmax(S) and O = PV, with S and P written out to global memory.",
+        parent=None,
+    ),
+    Version(
+        number=1,
+        name="v01_fa1",
+        title="FlashAttention-1",
+        idea="One fused kernel: an online softmax over tiles, one block per (batch, head), the loop over K/V tiles "
+        "outside and O rewritten for each of them, so that S and P never leave the chip.",
+        parent="v00_naive",
+    ),
+    Version(
+        number=2,
+        name="v02_fa2",
+        title="FlashAttention-2",
+        idea="One block per tile of queries with the loop over K/V tiles inside it: more blocks for the GPU, the "
+        "softmax state stays on chip, and O is written once.",
+        parent="v01_fa1",
+    ),
+    Version(
+        number=3,
+        name="v03_warp_local",
+        title="Warp-local rows",
+        idea="Each row belongs to one warp, its softmax state to that warp's registers: shuffles instead of block "
+        "barriers, and K and V take turns in one buffer.",
+        parent="v02_fa2",
+    ),
+    Version(
+        number=4,
+        name="v04_vectorized",
+        title="Vectorized",
+        idea="16-byte copies, padded K rows, 32-bit indices and register-blocked products: fewer instructions and "
+        "no bank conflicts for the same arithmetic.",
+        parent="v03_warp_local",
+    ),
+)
+
+
+def find(name: str | int) -> Version:
+    """The version that `name` means: a number (3, "3", "v3", "v03"), a stem ("v03_warp_local") or a word of the stem
+    or title ("warp_local", "flashattention-2").
+
+    Raises ValueError with the near matches if nothing, or more than one thing, is meant.
+    """
+    wanted = _plain(str(name))
+    spellings: dict[str, set[Version]] = {}
+    for version in VERSIONS:
+        number, _, word = version.name.partition("_")
+        for spelling in (version.name, number, word, version.title, str(version.number), f"v{version.number}"):
+            spellings.setdefault(_plain(spelling), set()).add(version)
+    if len(spellings.get(wanted, ())) == 1:
+        return next(iter(spellings[wanted]))
+
+    parts = {version for version in VERSIONS if len(wanted) > 1 and wanted in _plain(version.name)}
+    if len(parts) == 1:
+        return parts.pop()
+    near = {v for close in difflib.get_close_matches(wanted, spellings, cutoff=0.6) for v in spellings[close]}
+    candidates = [v.name for v in VERSIONS if v in (parts or near)]
+    hint = f"did you mean {' or '.join(candidates)}?" if candidates else "nothing is close."
+    raise ValueError(
+        f"unknown version {str(name)!r}: {hint} The versions are {', '.join(v.name for v in VERSIONS)}; "
+        "a path of a .cu file is accepted too"
+    )
+
+
+def _plain(text: str) -> str:
+    """Lower case, words joined by underscores, so that spelling and punctuation do not matter."""
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+
+
+def accepting(dtype: str) -> tuple[Version, ...]:
+    """The versions that take `dtype` ("float32", "float16", …), in ladder order."""
+    return tuple(version for version in VERSIONS if dtype in version.dtypes)
+
+
+def readme() -> str:
+    """The text of kernels/README.md."""
+    lines = [
+        "# The kernels",
+        "",
+        "<!-- Generated from flash_tutorial/versions.py by "
+        "`python -c 'from flash_tutorial.versions import write_readme; write_readme()'` -->",
+        "",
+        "Each version is one file that reads from top to bottom and changes one thing of its parent "
+        "(`flash-tutorial diff v03` shows what). `nvcc` compiles it for a GPU, `g++` compiles the same file for the "
+        "emulator in [`emulator/`](emulator/README.md).",
+        "",
+        "| version | idea | changes | dtypes | head sizes | GPU |",
+        "|---|---|---|---|---|---|",
+    ]
+    for v in VERSIONS:
+        parent = f"[{v.parent}]({v.parent}.cu)" if v.parent else "–"
+        head_dims = ", ".join(map(str, v.head_dims))
+        lines.append(
+            f"| [{v.name}]({v.name}.cu) | {v.idea} | {parent} | {', '.join(v.dtypes)} | {head_dims} | ≥ {v.min_arch} |"
+        )
+    lines += [
+        "",
+        "Head sizes between the compiled ones work by exact zero padding.",
+        "",
+        "| directory | holds |",
+        "|---|---|",
+        "| `include/flash/` | what the kernels share: the parameters, launches, one function per PTX instruction |",
+        "| `emulator/` | the SIMT machine that runs the kernels on a CPU, counts and checks |",
+        "| `binding.cpp` | the only file that sees PyTorch: makes an operator out of a kernel |",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_readme() -> Path:
+    """Writes kernels/README.md anew and returns its path."""
+    path = KERNELS / "README.md"
+    path.write_text(readme(), encoding="utf-8")
+    return path
