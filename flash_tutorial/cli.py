@@ -1,0 +1,391 @@
+"""The command `flash-tutorial`: list, run, compare, diff, doctor.
+
+What takes long to import (torch above all) is imported by the commands that need it, so that `list`, `diff` and
+`--help` answer at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+from tabulate import tabulate
+
+from flash_tutorial import build
+from flash_tutorial.versions import VERSIONS
+
+RIGHT, WRONG = 0, 1  # exit statuses; click's usage errors exit with 2
+
+STATUSES = """
+\b
+Exit status:
+  0  {right}
+  1  {wrong}
+  2  asked wrongly: the message says what came and what is accepted
+"""
+
+
+def _teach(text: str, right: str, wrong: str) -> str:
+    """A command's help: its text, then what exit statuses 0 and 1 mean."""
+    return inspect.cleandoc(text) + "\n" + STATUSES.format(right=right, wrong=wrong)
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    help="""FlashAttention, one step at a time. Every version of the ladder is a CUDA kernel that runs on a GPU or, the
+    same source, on an emulated one on this CPU, which counts what the kernel does to memory and sees its races.
+
+    \b
+    Start with:
+      flash-tutorial list                    the versions and their ideas
+      flash-tutorial run v03 --causal        one version on random tensors: right? what does it cost?
+      flash-tutorial compare all sdpa        all of them and PyTorch, side by side
+      flash-tutorial diff v03                what v03 changed from v02
+      flash-tutorial doctor                  what this machine can do, and what it lacks
+
+    A version goes by its number (v03, v3, 3), its full name (v03_warp_local) or its word (warp_local). The path of a
+    .cu of your own is taken too: copy a kernel, change it, run it.""",
+)
+def main() -> None:
+    pass
+
+
+@contextlib.contextmanager
+def _asked_wrongly() -> Iterator[None]:
+    """What is raised for a wrong request ends the command with status 2 and the exception's words."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise click.UsageError(str(error)) from error
+
+
+# ---------------------------------------------------------------------------------------------------------- list
+
+
+@main.command(
+    "list",
+    short_help="The versions and their ideas.",
+    help=_teach(
+        """Lists the versions in order, each with the one idea that it adds to its parent.
+
+    \b
+    Examples:
+      flash-tutorial list
+      flash-tutorial list --format json | python -m json.tool
+
+    JSON gives objects with name, number, title, idea, parent, dtypes, head_dims (the compiled head sizes; smaller ones
+    are padded), min_arch (the oldest compute capability), cuda_built and emulated (whether the library for a GPU, and
+    for the emulator, is built from the source as it is now; what is not is built when first used).
+    """,
+        "the versions were listed",
+        "does not occur",
+    ),
+)
+@click.option("--format", "fmt", type=click.Choice(["simple", "github", "json"]), default="simple", show_default=True)
+def list_(fmt: str) -> None:
+    entries = [
+        {
+            "name": version.name,
+            "number": version.number,
+            "title": version.title,
+            "idea": version.idea,
+            "parent": version.parent,
+            "dtypes": list(version.dtypes),
+            "head_dims": list(version.head_dims),
+            "min_arch": version.min_arch,
+            "cuda_built": build.find_library(version, "cuda") is not None,
+            "emulated": build.find_library(version, "emulated") is not None,
+        }
+        for version in VERSIONS
+    ]
+    if fmt == "json":
+        click.echo(json.dumps(entries, indent=2, ensure_ascii=False))
+        return
+    built = {True: "built", False: "not yet"}
+    rows = [
+        [e["name"], e["idea"], ", ".join(e["dtypes"]), built[e["cuda_built"]], built[e["emulated"]]] for e in entries
+    ]
+    widths = [None, 46, 10, None, None] if fmt == "simple" else None
+    click.echo(tabulate(rows, ["version", "idea", "dtypes", "CUDA", "emulator"], tablefmt=fmt, maxcolwidths=widths))
+
+
+# ---------------------------------------------------------------------------------------------------------- run
+
+
+_SHAPE_OPTIONS = ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "seed")
+
+
+def _problem_options(command: Callable) -> Callable:
+    """The options that describe one attention problem; the command gets a function that makes it as `make_problem`."""
+
+    @click.option("--batch", type=int, default=1, show_default=True, help="Sequences in the batch.")
+    @click.option("--heads", type=int, default=2, show_default=True, help="Query heads, a multiple of --kv-heads.")
+    @click.option("--kv-heads", type=int, help="Key/value heads.  [default: as many as --heads]")
+    @click.option("--queries", type=int, default=100, show_default=True, help="Queries M.")
+    @click.option("--keys", type=int, default=127, show_default=True, help="Keys N.")
+    @click.option("--head-dim", type=int, default=64, show_default=True, help="Size D of a head, 1 to 128.")
+    @click.option(
+        "--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="[default: the first version's first]"
+    )
+    @click.option("--causal", is_flag=True, help="Query i sees keys j <= i + N - M.")
+    @click.option("--scale", type=float, help="Any finite number.  [default: 1/sqrt(D)]")
+    @click.option(
+        "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="cpu emulates."
+    )
+    @click.option("--seed", type=int, default=0, show_default=True, help="Of the normal random tensors.")
+    @click.option("--like", metavar="VERSION", help="The version whose dtypes and head sizes your .cu has.")
+    @click.option("--input", "path", metavar="FILE.safetensors", help="Tensors q, k, v instead of random ones.")
+    @click.option("--prefix", help="Read PREFIX.q, PREFIX.k, PREFIX.v from --input.")
+    @functools.wraps(command)
+    def wrapper(*args, path: str | None, prefix: str | None, **options):
+        chosen = {name: options.pop(name) for name in (*_SHAPE_OPTIONS, "dtype", "causal", "scale", "device")}
+
+        def make_problem(default_dtype: str):
+            from flash_tutorial.problem import Problem
+
+            if path is None:
+                if prefix is not None:
+                    raise ValueError(f"--prefix {prefix} needs --input, the file that holds the tensors")
+                return Problem(**chosen | {"dtype": chosen["dtype"] or default_dtype})
+            source = click.get_current_context().get_parameter_source
+            given = [name for name in _SHAPE_OPTIONS if source(name) is not ParameterSource.DEFAULT]
+            if given:
+                names = ", ".join("--" + name.replace("_", "-") for name in given)
+                raise ValueError(f"{names} cannot be chosen with --input: the file's tensors have shapes of their own")
+            rest = {name: chosen[name] for name in ("dtype", "causal", "scale", "device")}
+            return Problem.from_file(path, prefix, **rest)
+
+        return command(*args, make_problem=make_problem, **options)
+
+    return wrapper
+
+
+@main.command(
+    short_help="One version on your tensors or random ones: right? at what cost?",
+    help=_teach(
+        """Runs one version, or your own .cu, on random tensors or on those of a file, and holds it against float64.
+    On a CPU the kernel runs in the emulator, which counts what it does to memory and reports races, reads of unwritten
+    memory, stray accesses and deadlocks by source line. On a GPU it is timed.
+
+    \b
+    Examples:
+      flash-tutorial run v03 --queries 64 --keys 200 --causal --lines
+      flash-tutorial run ./my_v03.cu --input tests/data/minilm_qkv.safetensors --prefix layer0
+
+    A .cu is compiled when it is first run and again whenever it has changed. Its dtypes and head sizes are those of the
+    version in its file name (my_v03.cu), or of --like VERSION.
+    """,
+        "right: the error is at most twice that of PyTorch in the same precision, plus a little",
+        "wrong, the emulator has a finding, or the kernel does not compile or run",
+    ),
+)
+@click.argument("version", metavar="VERSION|PATH.cu")
+@_problem_options
+@click.option("--lines", is_flag=True, help="The counters by source line too (on a CPU).")
+@click.option("--format", "fmt", type=click.Choice(["simple", "json"]), default="simple", show_default=True)
+@click.pass_context
+def run(ctx: click.Context, version: str, like: str | None, make_problem: Callable, lines: bool, fmt: str) -> None:
+    from flash_tutorial import compare as comparing
+
+    with _asked_wrongly():
+        if version in (*comparing.REFERENCES, "all"):
+            raise ValueError(f"{version} is not one version: `flash-tutorial compare` takes it")
+        problem = make_problem(comparing.find_version(version, like).dtypes[0])
+        if lines and problem.device != "cpu":
+            raise ValueError("--lines counts in the emulator: it needs --device cpu")
+        comparison = comparing.compare(version, problem, like=like)
+    row = comparison[0]
+    if fmt == "json":
+        click.echo(comparing.to_json(comparison, lines=lines))
+    else:
+        click.echo(comparing.describe(comparison, lines=lines))
+    ctx.exit(RIGHT if row.status == "right" else WRONG)
+
+
+# ---------------------------------------------------------------------------------------------------------- compare
+
+
+SUFFIXES = {".txt": "simple", ".md": "github", ".html": "html", ".csv": "csv", ".json": "json"}
+
+
+@main.command(
+    short_help="Versions and PyTorch's attention side by side.",
+    help=_teach(
+        """Puts versions, your own .cu files and PyTorch's attention side by side, all on the same tensors. Each is held
+    against float64. On a CPU the table has the emulator's counters, on a GPU times and speeds.
+
+    \b
+    NAMES are versions, paths of .cu files, `all` (each version that takes the dtype), and
+      baseline        softmax(q kT) v in plain PyTorch, in the inputs' precision
+      sdpa            scaled_dot_product_attention, its own choice of kernel
+      sdpa_flash, sdpa_efficient, sdpa_math, sdpa_cudnn    one kernel of it
+
+    \b
+    Examples:
+      flash-tutorial compare v00 v02 v04 sdpa --queries 128 --keys 128
+      flash-tutorial compare all sdpa --device cuda --queries 1024 --keys 1024 --out table.md
+
+    \b
+    Columns on a CPU, each as Nsight Compute counts it on a GPU:
+      global load, store bytes    asked for by the lanes, whatever the caches then do
+      sectors/request             32-byte sectors that one access of a warp touches; ideal is 4
+      shared wavefronts           passes over the 32 banks of shared memory
+      bank conflicts              those of them that a better layout would save
+      barriers, shuffles          counted once a warp
+      emul. s                     seconds in the emulator, which say nothing of a GPU
+
+    A contender that fails keeps its row, which says why, and the others go on.
+    """,
+        "every contender is right",
+        "one is wrong, has a finding, or failed",
+    ),
+)
+@click.argument("names", nargs=-1, required=True)
+@_problem_options
+@click.option(
+    "--baseline", metavar="NAME", help="What speeds are relative to.  [default: the first of PyTorch's, or of all]"
+)
+@click.option(
+    "--format", "fmt", type=click.Choice(list(SUFFIXES.values())), help="[default: by --out's suffix, or simple]"
+)
+@click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help=f"Write there: {', '.join(SUFFIXES)}.")
+@click.pass_context
+def compare(
+    ctx: click.Context,
+    names: tuple[str, ...],
+    like: str | None,
+    make_problem: Callable,
+    baseline: str | None,
+    fmt: str | None,
+    out: Path | None,
+) -> None:
+    with _asked_wrongly():
+        fmt = _output_format(fmt, out)
+
+        from flash_tutorial import compare as comparing
+
+        named = [each for each in names if each not in (*comparing.REFERENCES, "all")]
+        found = [comparing.find_version(each, like) for each in named]
+        problem = make_problem((found or VERSIONS)[0].dtypes[0])
+        result = comparing.compare(names, problem, baseline=baseline, like=like)
+    text = comparing.render(result, fmt)
+    if out is None:
+        click.echo(text)
+    else:
+        with _asked_wrongly():
+            _write(out, text + "\n")
+        click.echo(f"{out}: {len(result)} rows", err=True)
+    ctx.exit(RIGHT if result.right else WRONG)
+
+
+def _output_format(fmt: str | None, out: Path | None) -> str:
+    """The format to write, once it is clear that `out` can be written; else ValueError, before anything has run."""
+    if out is None:
+        return fmt or "simple"
+    suffixes = ", ".join(f"{suffix} ({name})" for suffix, name in SUFFIXES.items())
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a directory: a file name is needed, ending in {suffixes}")
+    if out.suffix not in SUFFIXES:
+        raise ValueError(f"--out {out} ends in {out.suffix or 'no suffix'!r}: accepted are {suffixes}")
+    if fmt not in (None, SUFFIXES[out.suffix]):
+        raise ValueError(f"--out {out} is for {SUFFIXES[out.suffix]}, but --format is {fmt}: leave one of them out")
+    if not out.absolute().parent.is_dir():
+        raise ValueError(f"--out {out}: there is no directory {out.parent}")
+    if not os.access(out.absolute().parent, os.W_OK):
+        raise ValueError(f"--out {out}: the directory {out.parent} cannot be written to")
+    return SUFFIXES[out.suffix]
+
+
+def _write(path: Path, text: str) -> None:
+    """All of the text or, whatever happens, what was there before."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------------------------------------------------- diff
+
+
+@main.command(
+    short_help="What a version changed from its parent.",
+    help=_teach(
+        """Shows what a version changed from its parent, or from OTHER: a unified diff, and how many lines it added and
+    removed.
+
+    \b
+    Examples:
+      flash-tutorial diff v03
+      flash-tutorial diff ./my_v03.cu v03        what you changed
+
+    A .cu of your own has the parent of the version in its file name, or of --like VERSION.
+    """,
+        "the difference was shown",
+        "does not occur",
+    ),
+)
+@click.argument("version", metavar="VERSION|PATH.cu")
+@click.argument("other", required=False)
+@click.option("--like", metavar="VERSION", help="The version whose parent your .cu has.")
+@click.option(
+    "--format",
+    "fmt",
+    type=click.Choice(["plain", "html"]),
+    default="plain",
+    show_default=True,
+    help="plain is coloured on a terminal, unless NO_COLOR is set.",
+)
+def diff(version: str, other: str | None, like: str | None, fmt: str) -> None:
+    from flash_tutorial.diff import diff as difference
+
+    with _asked_wrongly():
+        found = difference(version, other, like)
+    if fmt == "html":
+        click.echo(found.html())
+        return
+    colours = {"+": "green", "-": "red", "@": "cyan"}
+    colour = False if os.environ.get("NO_COLOR") else None  # None: if stdout is a terminal
+    for line in found.lines:
+        click.secho(line, fg=colours.get(line[:1]), color=colour)
+    click.secho(found.summary, bold=True, color=colour)
+
+
+# ---------------------------------------------------------------------------------------------------------- doctor
+
+
+@main.command(
+    short_help="What this machine has, lacks, and how to mend it.",
+    help=_teach(
+        """Looks at this machine: Python, PyTorch, compilers, GPU, and which kernels are built. Then runs the first
+    version in the emulator. For whatever is missing it prints the command that mends it.
+
+    \b
+    Examples:
+      flash-tutorial doctor
+      flash-tutorial doctor --format json
+
+    """,
+        "the emulator works here, and with it every version, with or without a GPU",
+        "something that the emulator needs is missing",
+    ),
+)
+@click.option("--format", "fmt", type=click.Choice(["simple", "json"]), default="simple", show_default=True)
+@click.pass_context
+def doctor(ctx: click.Context, fmt: str) -> None:
+    from flash_tutorial import doctor as examining
+
+    checks = examining.examine()
+    if fmt == "json":
+        click.echo(examining.to_json(checks))
+    else:
+        click.echo(examining.describe(checks))
+    ctx.exit(RIGHT if examining.works(checks) else WRONG)

@@ -1,0 +1,541 @@
+"""Versions and PyTorch's own attention side by side, on the same tensors.
+
+    comparison = compare(["v00", "v02", "sdpa"], Problem(queries=128, keys=128, causal=True))
+    print(render(comparison))                # or "github", "html", "csv", "json"; in a notebook the object shows itself
+    comparison["v02"].counters.shared_load_conflicts
+
+Every contender is first checked against float64. On a CPU the versions then say what they did to memory (the emulator's
+counters), on a GPU every contender is timed. One that fails keeps its row, which says why, and the others go on.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import functools
+import html
+import importlib.util
+import io
+import json
+import math
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tabulate import tabulate
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+from tqdm import tqdm
+
+import flash_tutorial
+from flash_tutorial import emulator, reference, registry
+from flash_tutorial.problem import Problem
+from flash_tutorial.versions import Version, accepting
+
+FORMATS = ("simple", "github", "html", "csv", "json")
+
+
+# ---------------------------------------------------------------------------------------------- references
+
+
+def _sdpa(*backends: SDPBackend) -> Callable:
+    def attention(q, k, v, causal, scale):
+        mask = causal_lower_right(q.shape[2], k.shape[2]) if causal else None
+        with warnings.catch_warnings(), sdpa_kernel(list(backends)):
+            warnings.simplefilter("ignore")  # torch explains each backend that it skips; its error says what counts
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+            )
+
+    return attention
+
+
+def _plain_pytorch(q, k, v, causal, scale):
+    return reference.attention_same_precision(q, k, v, causal, scale)[0]
+
+
+_FLASH, _EFFICIENT = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
+_CUDNN, _MATH = SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH
+
+# name → title and function (q, k, v, causal, scale) → out
+REFERENCES: dict[str, tuple[str, Callable]] = {
+    "baseline": ("softmax(q kᵀ) v in plain PyTorch, in the inputs' precision", _plain_pytorch),
+    "sdpa": ("PyTorch's scaled_dot_product_attention, its own choice", _sdpa(_FLASH, _EFFICIENT, _CUDNN, _MATH)),
+    "sdpa_flash": ("scaled_dot_product_attention: FlashAttention-2", _sdpa(_FLASH)),
+    "sdpa_efficient": ("scaled_dot_product_attention: memory-efficient attention", _sdpa(_EFFICIENT)),
+    "sdpa_math": ("scaled_dot_product_attention: separate products and softmax", _sdpa(_MATH)),
+    "sdpa_cudnn": ("scaled_dot_product_attention: cuDNN", _sdpa(_CUDNN)),
+}
+
+
+# ---------------------------------------------------------------------------------------------- results
+
+
+@dataclass
+class Row:
+    """What one contender did.
+
+    `status`: "right", "wrong" (the error is over the limit), "finding" (the emulator saw a race, a stray access, …) or
+    "failed" (it could not be built or run); `note` then says what, and where. `error` is the largest distance from
+    float64, `pytorch_error` that of plain PyTorch in the same precision. `microseconds` (the median), its 20th and
+    80th percentiles, `tflops` and `speed` are there on a GPU; `report` with its `counters`, and `seconds` in the
+    emulator, on a CPU, for versions. What does not exist is None.
+    """
+
+    name: str
+    title: str
+    status: str = "right"
+    note: str = ""
+    error: float | None = None
+    pytorch_error: float | None = None
+    limit: float | None = None
+    microseconds: float | None = None
+    percentiles: tuple[float, float] | None = None
+    tflops: float | None = None
+    speed: float | None = None
+    seconds: float | None = None
+    report: emulator.Report | None = None
+
+    @property
+    def counters(self) -> emulator.Counters | None:
+        return self.report.totals if self.report else None
+
+    def figures(self) -> dict:
+        """The row as plain data for JSON and CSV."""
+        low, high = self.percentiles or (None, None)
+        return {
+            "name": self.name,
+            "title": self.title,
+            "status": self.status,
+            "error": self.error,
+            "pytorch_error": self.pytorch_error,
+            "limit": self.limit,
+            "microseconds": self.microseconds,
+            "microseconds_p20": low,
+            "microseconds_p80": high,
+            "tflops": self.tflops,
+            "speed": self.speed,
+            "emulation_seconds": self.seconds,
+            "note": self.note,
+        }
+
+
+@dataclass
+class Comparison(Sequence):
+    """Rows in the order asked for, by index or by name: comparison["v03"]. Shows itself as a table in a notebook.
+
+    `baseline` names the row that speeds are relative to, `timer` says how times were taken (None on a CPU).
+    """
+
+    problem: Problem
+    rows: list[Row]
+    baseline: str
+    timer: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __getitem__(self, key: int | slice | str):
+        if not isinstance(key, str):
+            return self.rows[key]
+        name = key if key in [row.name for row in self.rows] else shown_name(find_version(key))
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(f"{key} was not compared: {', '.join(row.name for row in self.rows)} were")
+
+    @property
+    def right(self) -> bool:
+        return all(row.status == "right" for row in self.rows)
+
+    def _repr_html_(self) -> str:
+        return _html_table(self)
+
+
+# ---------------------------------------------------------------------------------------------- comparing
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One row to be: `run(q, k, v) -> (out, lse)`, where a reference gives no lse (None)."""
+
+    name: str
+    title: str
+    run: Callable
+    is_reference: bool
+
+
+def compare(
+    names: str | Sequence[str],
+    problem: Problem | None = None,
+    *,
+    baseline: str | None = None,
+    like: str | None = None,
+    progress: bool | None = None,
+) -> Comparison:
+    """Runs versions, a reader's own .cu files and REFERENCES on the same tensors.
+
+    names: version names or paths, names of REFERENCES, or "all" for every version that takes the problem's dtype.
+    baseline: the contender that speeds are relative to (GPU); None: the first reference, else the first contender.
+    like: the version whose dtypes and head sizes a .cu has whose file name does not say.
+    progress: a bar on stderr; None: where stderr is a terminal.
+    Raises ValueError for a name that is unknown or comes twice, and for a problem that a named version does not take.
+    What goes wrong while a contender is built or run is said in its row.
+    """
+    problem = problem or Problem()
+    contenders = find_contenders([names] if isinstance(names, str) else names, problem, like)
+    chosen = _find_baseline(contenders, baseline)
+    tensors = problem.tensors()
+    hidden = None if progress is None else not progress
+    rows = [_run(each, tensors, problem) for each in tqdm(contenders, "compare", leave=False, disable=hidden)]
+    comparison = Comparison(problem, rows, chosen)
+    if problem.device == "cuda":
+        _add_times(comparison, {each.name: each for each in contenders}, tensors)
+    return comparison
+
+
+def find_contenders(names: Sequence[str | Path], problem: Problem, like: str | None = None) -> list[Contender]:
+    """The contenders behind the names, each able to take the problem; else ValueError."""
+    contenders: list[Contender] = []
+    for name in map(str, names):
+        if name in REFERENCES:
+            contenders.append(_reference(name, problem))
+        elif name == "all":
+            contenders += [_version(version, problem) for version in accepting(problem.dtype)]
+        else:
+            version = find_version(name, like)
+            check_takes(version, problem)
+            contenders.append(_version(version, problem))
+    if not contenders:
+        raise ValueError(f"nothing to compare: no version takes {problem.dtype}")
+    for index, each in enumerate(contenders):
+        if any(each.name == earlier.name for earlier in contenders[:index]):
+            raise ValueError(f"{each.name} comes twice: every contender makes one row, under a name of its own")
+    return contenders
+
+
+def find_version(name: str, like: str | None = None) -> Version:
+    """The version behind a name or a .cu's path; else ValueError, which names what is near."""
+    try:
+        return registry.resolve(name, like)
+    except ValueError as error:
+        raise ValueError(f"{error}; PyTorch's own are {', '.join(REFERENCES)}") from error
+
+
+def shown_name(version: Version) -> str:
+    """A version goes by its full name, a reader's file by its file name, whose .cu keeps the two apart."""
+    return version.own.name if version.own else version.name
+
+
+def check_takes(version: Version, problem: Problem) -> None:
+    """Raises ValueError if the version is not made for the problem's dtype or head_dim, naming those that are."""
+    if problem.dtype not in version.dtypes:
+        others = ", ".join(each.name for each in accepting(problem.dtype)) or "no version yet"
+        accepted = ", ".join(version.dtypes)
+        raise ValueError(f"dtype is {problem.dtype}: {version.name} takes {accepted}; {problem.dtype}: {others}")
+    if problem.head_dim > max(version.head_dims):
+        raise ValueError(f"head_dim is {problem.head_dim}: {version.name} takes 1 to {max(version.head_dims)}")
+
+
+def _version(version: Version, problem: Problem) -> Contender:
+    options = {"causal": problem.causal, "scale": problem.scale, "return_lse": True}
+    run = functools.partial(flash_tutorial.attention, version=version, **options)
+    return Contender(shown_name(version), version.title, run, False)
+
+
+def _reference(name: str, problem: Problem) -> Contender:
+    title, function = REFERENCES[name]
+    return Contender(name, title, lambda q, k, v: (function(q, k, v, problem.causal, problem.scale), None), True)
+
+
+def _find_baseline(contenders: Sequence[Contender], wanted: str | None) -> str:
+    names = [each.name for each in contenders]
+    if wanted is None:
+        return next((each.name for each in contenders if each.is_reference), names[0])
+    name = wanted if wanted in names or wanted in REFERENCES else shown_name(find_version(wanted))
+    if name not in names:
+        raise ValueError(f"the baseline {name} is not among those compared: {', '.join(names)}")
+    return name
+
+
+def _run(contender: Contender, tensors, problem: Problem) -> Row:
+    """Runs a contender once and holds it against float64; on a CPU a version runs instrumented."""
+    row = Row(contender.name, contender.title)
+    try:
+        if problem.device == "cpu" and not contender.is_reference:
+            with emulator.instrument(raise_on_finding=False) as row.report:
+                out, lse = contender.run(*tensors)
+            row.seconds = sum(launch.seconds for launch in row.report.launches)
+        else:
+            out, lse = contender.run(*tensors)
+        check = reference.check(out, lse, *tensors, causal=problem.causal, scale=problem.scale)
+    except Exception as error:  # whatever one contender does, the others keep their rows
+        row.status, row.note = "failed", f"{type(error).__name__}: {error}"
+        return row
+    row.error, row.pytorch_error, row.limit = check.error, check.pytorch_error, check.limit
+    if not check.ok:
+        row.status, row.note = "wrong", check.detail
+    if row.report and row.report.findings:
+        row.status = "finding"
+        row.note = "\n".join(filter(None, [str(emulator.KernelFinding(row.report.findings)), row.note]))
+    return row
+
+
+# ---------------------------------------------------------------------------------------------- time on a GPU
+
+
+def time_on_gpu(run: Callable[[], object]) -> list[float]:
+    """Microseconds of single runs: by Triton's do_bench, which flushes the L2 cache before each, if it is installed."""
+    if _has_triton():
+        from triton.testing import do_bench
+
+        return [1e3 * milliseconds for milliseconds in do_bench(run, return_mode="all")]
+    from torch.utils.benchmark import Timer
+
+    return [1e6 * seconds for seconds in Timer("run()", globals={"run": run}).blocked_autorange(min_run_time=0.2).times]
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _add_times(comparison: Comparison, contenders: dict[str, Contender], tensors, rounds: int = 3) -> None:
+    """Times the right rows, in turns, so that a change of clock does not favour one of them."""
+    comparison.timer = "triton do_bench, L2 flushed" if _has_triton() else "torch.utils.benchmark, L2 warm"
+    timed = [row for row in comparison if row.status == "right"]
+    samples: dict[str, list[float]] = {row.name: [] for row in timed}
+    for _ in range(rounds):
+        for row in timed:
+            samples[row.name] += time_on_gpu(lambda run=contenders[row.name].run: run(*tensors))
+    for row in timed:
+        low, row.microseconds, high = np.percentile(samples[row.name], (20, 50, 80))
+        row.percentiles = (low, high)
+        row.tflops = comparison.problem.flops() / row.microseconds / 1e6
+    base = next((row.microseconds for row in timed if row.name == comparison.baseline), None)
+    for row in timed:
+        row.speed = base and base / row.microseconds
+
+
+# ---------------------------------------------------------------------------------------------- rendering
+
+
+def render(comparison: Comparison, format: str = "simple") -> str:
+    """A comparison as text: "simple" (a terminal), "github" (Markdown), "html" (a page), "csv" or "json"."""
+    renderers = {"simple": _simple, "github": _github, "html": _html_page, "csv": _csv, "json": to_json}
+    if format not in renderers:
+        raise ValueError(f"format is {format!r}: accepted are {', '.join(FORMATS)}")
+    return renderers[format](comparison)
+
+
+# terminal header, full header, value; those of the emulator, from its Counters
+_COUNTER_COLUMNS: tuple[tuple[str, str, Callable], ...] = (
+    ("global\nload\nbytes", "global load bytes", lambda c: c.global_load_bytes),
+    ("global\nstore\nbytes", "global store bytes", lambda c: c.global_store_bytes),
+    ("sectors\n/request", "sectors / request", lambda c: sectors_per_request(c)),
+    ("shared\nwave-\nfronts", "shared wavefronts", lambda c: c.shared_load_wavefronts + c.shared_store_wavefronts),
+    ("bank\ncon-\nflicts", "bank conflicts", lambda c: c.shared_load_conflicts + c.shared_store_conflicts),
+    ("barriers", "barriers", lambda c: c.barriers),
+    ("shuffles", "shuffles", lambda c: c.shuffles),
+)
+
+
+def sectors_per_request(counters: emulator.Counters) -> float | None:
+    """32-byte sectors that one warp-wide global load or store touches on average: 4 for neighbouring 4-byte words."""
+    requests = counters.global_load_requests + counters.global_store_requests
+    return (counters.global_load_sectors + counters.global_store_sectors) / requests if requests else None
+
+
+def short(number: float) -> str:
+    """At most six characters, four digits: 1234567 is 1.235M."""
+    for least, unit, letter in ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if abs(number) >= least:
+            return f"{number / unit:.4g}{letter}"
+    return f"{number:.4g}"
+
+
+def exact(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:.4g}"
+
+
+def _table(comparison: Comparison, narrow: bool) -> tuple[list[str], list[list[str]]]:
+    """Headers and cells; narrow ones fit a terminal of 100 columns, the others are exact."""
+    number = short if narrow else exact
+    columns = [  # terminal header, full header, value (None: a dash), how it is written
+        ("version", "version", lambda row: row.name, str),
+        ("error", "error", lambda row: row.error, "{:.1e}".format),
+        ("result", "result", lambda row: row.status, str),
+    ]
+    if comparison.problem.device == "cuda":
+        relative = f"{comparison.baseline} = 1"
+        columns += [
+            ("µs", "µs", lambda row: row.microseconds, "{:.1f}".format),
+            ("20 to 80 %", "µs, 20 to 80 %", lambda row: row.percentiles, lambda p: f"{p[0]:.1f} to {p[1]:.1f}"),
+            ("TFLOP/s", "TFLOP/s", lambda row: row.tflops, "{:.2f}".format),
+            (f"speed,\n{relative}", f"speed, {relative}", lambda row: row.speed, "{:.3f}".format),
+        ]
+    else:
+        for stacked, full, value in _COUNTER_COLUMNS:
+            columns.append((stacked, full, lambda row, v=value: row.counters and v(row.counters), number))
+        columns.append(("emul.\ns", "emulation s", lambda row: row.seconds, "{:.2f}".format))
+    headers = [stacked if narrow else full for stacked, full, _, _ in columns]
+    values = [[(value(row), write) for _, _, value, write in columns] for row in comparison]
+    return headers, [["-" if value is None else write(value) for value, write in row] for row in values]
+
+
+def _caption(comparison: Comparison) -> list[str]:
+    lines = [str(comparison.problem)]
+    row = next((row for row in comparison if row.limit is not None), None)
+    if row:
+        lines.append(
+            f"error: largest distance from float64; PyTorch's own in {comparison.problem.dtype} is "
+            f"{row.pytorch_error:.1e}, the limit {row.limit:.1e}"
+        )
+    if comparison.timer:
+        lines.append(f"time: median, {comparison.timer}")
+    return lines
+
+
+def _notes(comparison: Comparison) -> list[tuple[str, str]]:
+    return [(f"{row.name}: {row.status}", row.note) for row in comparison if row.note]
+
+
+def _simple(comparison: Comparison) -> str:
+    headers, cells = _table(comparison, narrow=True)
+    align = ["left", "right", "left"] + ["right"] * (len(headers) - 3)
+    table = tabulate(cells, headers, tablefmt="simple", disable_numparse=True, colalign=align if cells else None)
+    notes = [f"{title}\n{textwrap.indent(note, '  ')}" for title, note in _notes(comparison)]
+    return "\n\n".join(["\n".join(_caption(comparison)), table, *notes])
+
+
+def _github(comparison: Comparison) -> str:
+    headers, cells = _table(comparison, narrow=False)
+    cells = [[text.replace("|", "\\|") for text in row] for row in cells]
+    align = ["left", "right", "left"] + ["right"] * (len(headers) - 3)
+    table = tabulate(cells, headers, tablefmt="github", disable_numparse=True, colalign=align)
+    notes = [f"**{title}**\n\n{textwrap.indent(note, '    ')}" for title, note in _notes(comparison)]
+    return "\n\n".join(["  \n".join(_caption(comparison)), table, *notes])
+
+
+def _html_table(comparison: Comparison) -> str:
+    headers, cells = _table(comparison, narrow=False)
+
+    def row(tag: str, texts: list[str]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts) + "</tr>"
+
+    caption = "<br>".join(map(html.escape, _caption(comparison)))
+    notes = "".join(
+        f"<p><b>{html.escape(title)}</b></p><pre>{html.escape(note)}</pre>" for title, note in _notes(comparison)
+    )
+    body = "\n".join(row("td", texts) for texts in cells)
+    return f"<p>{caption}</p>\n<table>\n<thead>{row('th', headers)}</thead>\n<tbody>\n{body}\n</tbody>\n</table>{notes}"
+
+
+def _html_page(comparison: Comparison) -> str:
+    return (
+        '<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>flash-tutorial compare</title>\n'
+        "<style>body{font-family:sans-serif;color-scheme:light dark}td,th{padding:.2em .7em;text-align:right}"
+        f"td:first-child{{text-align:left}}</style>\n{_html_table(comparison)}\n</html>"
+    )
+
+
+def as_data(row: Row) -> dict:
+    """A row for JSON: figures, counters (None where there are none) and findings; NaN and infinities become None."""
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in row.figures().items()
+    }
+    findings = [{"kind": each.kind, "message": each.message} for each in row.report.findings] if row.report else []
+    return finite | {"counters": dataclasses.asdict(row.counters) if row.counters else None, "findings": findings}
+
+
+def to_json(comparison: Comparison, lines: bool = False) -> str:
+    """Problem and rows as JSON; with `lines` each row has the counters of its source lines too, where it has any."""
+    rows = []
+    for row in comparison:
+        rows.append(as_data(row))
+        if lines:
+            rows[-1]["lines"] = [dataclasses.asdict(line) for line in row.report.lines] if row.report else None
+    content = {
+        "problem": comparison.problem.options(),
+        "torch": torch.__version__,
+        "timer": comparison.timer,
+        "baseline": comparison.baseline,
+        "rows": rows,
+    }
+    return json.dumps(content, indent=2)
+
+
+def _csv(comparison: Comparison) -> str:
+    names = [each.name for each in dataclasses.fields(emulator.Counters)] if comparison.problem.device == "cpu" else []
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    figures = [row.figures() for row in comparison]
+    writer.writerow([*figures[0], *names])
+    for row, values in zip(comparison, figures, strict=True):
+        writer.writerow([*values.values(), *(getattr(row.counters, name, None) for name in names)])
+    return text.getvalue().rstrip("\n")
+
+
+# ---------------------------------------------------------------------------------------------- one row in full
+
+
+def describe(comparison: Comparison, lines: bool = False) -> str:
+    """The first row in full, for a terminal of 100 columns; with `lines` the counters by source line too."""
+    row, problem = comparison[0], comparison.problem
+    facts = [("problem", str(problem)), ("result", row.status)]
+    if row.error is not None:
+        facts += [
+            ("error", f"{row.error:.2e}  (largest distance from float64)"),
+            ("PyTorch's", f"{row.pytorch_error:.2e}  (plain PyTorch in {problem.dtype})"),
+            ("limit", f"{row.limit:.2e}  (twice PyTorch's, plus a little)"),
+        ]
+    if row.percentiles is not None:
+        low, high = row.percentiles
+        facts += [
+            ("time", f"{row.microseconds:.1f} µs  (20 to 80 %: {low:.1f} to {high:.1f}; {comparison.timer})"),
+            ("rate", f"{row.tflops:.2f} TFLOP/s"),
+        ]
+    if row.seconds is not None:
+        facts.append(("emulation", f"{row.seconds:.2f} s, counting and checking for races"))
+    parts = [f"{row.name}: {row.title}\n" + tabulate(facts, tablefmt="plain", disable_numparse=True)]
+    if row.note:
+        parts.append(row.note)
+    if row.counters:
+        parts.append(_counter_table(row.counters))
+    if lines and row.report:
+        parts.append(_line_table(row.report))
+    return "\n\n".join(parts)
+
+
+def _counter_table(counters: emulator.Counters) -> str:
+    rows = [
+        (each.name.replace("_", " "), exact(getattr(counters, each.name)), each.metadata["meaning"])
+        for each in dataclasses.fields(counters)
+        if getattr(counters, each.name)
+    ]
+    return tabulate(
+        rows,
+        headers=["counter", "count", "what is counted"],
+        maxcolwidths=[None, None, 54],
+        colalign=["left", "right", "left"] if rows else None,
+        disable_numparse=True,
+    )
+
+
+def _line_table(report: emulator.Report) -> str:
+    """Counters by source line, narrow enough for a terminal; a column that is zero throughout is left out."""
+    columns = [(stacked, value) for stacked, _, value in _COUNTER_COLUMNS if value(report.totals)]
+    rows = []
+    for line in report.lines:
+        source = line.text if len(line.text) <= 40 else line.text[:39] + "…"
+        values = [value(line.counters) for _, value in columns]
+        rows.append([line.line, source, *(short(value) if value else "" for value in values)])
+    headers = ["line", "source", *(stacked for stacked, _ in columns)]
+    return tabulate(rows, headers, disable_numparse=True, colalign=["right", "left"] + ["right"] * len(columns))
