@@ -1,0 +1,460 @@
+"""What every notebook says the same way: source excerpts, diffs, tables, figures, predictions and what came of them.
+
+A notebook's prose is Markdown; where a sentence needs a number, the number is computed in a cell and the sentence
+shown with `say`. Source is always shown from the file itself, found by its text, so that an excerpt can neither go
+stale nor be missing unnoticed: if a kernel changes under a notebook, the excerpt's function raises.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from IPython.display import display
+from matplotlib.figure import Figure
+from PIL import Image
+from safetensors.torch import load_file
+from tabulate import tabulate
+
+import flash_tutorial as ft
+from flash_tutorial import benchmark, build, emulator, model, plots, reference
+from flash_tutorial import diff as diff_module
+
+ROOT = Path(__file__).resolve().parent.parent
+REAL_INPUT = ROOT / "tests" / "data" / "minilm_qkv.safetensors"
+
+#: The counters that most tables show, and what to call them there.
+GLOBAL = {
+    "global_load_requests": "global load requests",
+    "global_load_sectors": "global load sectors",
+    "global_store_requests": "global store requests",
+    "global_store_sectors": "global store sectors",
+}
+SHARED = {
+    "shared_load_requests": "shared load requests",
+    "shared_load_wavefronts": "shared load wavefronts",
+    "shared_load_conflicts": "  of them bank conflicts",
+    "shared_store_requests": "shared store requests",
+    "shared_store_wavefronts": "shared store wavefronts",
+    "shared_store_conflicts": "  of them bank conflicts",
+}
+SYNCHRONISATION = {"barriers": "block barriers (per warp)", "syncwarps": "warp barriers", "shuffles": "shuffles"}
+
+
+# --- showing --------------------------------------------------------------------------------------------------------
+
+
+def say(text: str) -> None:
+    """Shows Markdown: the notebook's prose wherever a sentence carries a computed number."""
+    display({"text/markdown": text, "text/plain": text}, raw=True)
+
+
+def table(
+    rows: Iterable[Sequence] | Iterable[Mapping], headers: Sequence[str] | str = "keys", align: Sequence[str] = ()
+) -> None:
+    """Shows a Markdown table; numbers are grouped by thousands and aligned right."""
+    rows = list(rows)
+    if rows and isinstance(rows[0], Mapping):
+        headers = list(rows[0]) if headers == "keys" else headers
+        rows = [list(row.values()) for row in rows]
+    cells = [[number(cell) for cell in row] for row in rows]
+    if not align:
+        align = ["right" if rows and isinstance(cell, int | float) else "left" for cell in (rows[0] if rows else ())]
+    say(tabulate(cells, headers, tablefmt="github", colalign=align or None, disable_numparse=True))
+
+
+def number(value) -> str:
+    """A number as the notebooks write it: whole numbers grouped, others to three digits, anything else as it is."""
+    if value is None:
+        return "—"
+    if isinstance(value, bool | str):
+        return str(value)
+    if isinstance(value, int | np.integer) or (isinstance(value, float) and value.is_integer() and abs(value) >= 1000):
+        return f"{int(value):,}"
+    if isinstance(value, float | np.floating):
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return str(value)
+
+
+def figure(picture: Figure, alt: str) -> None:
+    """Shows a figure with its alternative text, which is also its caption: what there is to see in it, in words."""
+    buffer = io.BytesIO()
+    picture.savefig(buffer, format="png", dpi=150)
+    image = Image.open(buffer).convert("RGB").quantize(48, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    small = io.BytesIO()
+    image.save(small, format="png", optimize=True)
+    width = round(picture.get_size_inches()[0] * 96)
+    display(
+        {"image/png": small.getvalue(), "text/plain": f"[figure] {alt}"},
+        raw=True,
+        metadata={"image/png": {"alt": alt, "width": width}},
+    )
+    say(f"*{alt}*")
+
+
+def code(text: str, language: str = "cpp", title: str = "") -> None:
+    """Shows source text as a fenced block, with a line above it that says what it is."""
+    fence = f"```{language}\n{text.rstrip()}\n```"
+    say(f"{title}\n\n{fence}" if title else fence)
+
+
+# --- source ---------------------------------------------------------------------------------------------------------
+
+
+def _find(lines: list[str], anchor: str, path: Path, start: int = 0) -> int:
+    found = [index for index in range(start, len(lines)) if anchor in lines[index]]
+    if len(found) != 1 and not start:
+        where = f"on lines {[index + 1 for index in found]}" if found else "nowhere"
+        raise ValueError(f"{path.name}: the excerpt's first line must contain {anchor!r} exactly once; it is {where}")
+    if not found:
+        raise ValueError(f"{path.name}: no line after {start} contains {anchor!r}")
+    return found[0]
+
+
+def excerpt(version: str | Path, first: str, last: str | None = None) -> tuple[str, int, int]:
+    """Part of a kernel's file: its text, and the numbers of its first and last line.
+
+    It starts at the one line that contains ``first``, with the comment right above it, and ends with the first line
+    after it that contains ``last``; without ``last``, where the brace that the line opens is closed again, or before
+    the next blank line if it opens none.
+    """
+    path = ft.version(version).source if isinstance(version, str) and not version.endswith(".cu") else Path(version)
+    lines = path.read_text().splitlines()
+    begin = end = _find(lines, first, path)
+    if last is not None:
+        end = _find(lines, last, path, begin + 1)
+    else:
+        depth, opened = 0, False
+        for end in range(begin, len(lines)):
+            bare = re.sub(r'"[^"]*"|\'.\'|//.*', "", lines[end])
+            depth += bare.count("{") - bare.count("}")
+            opened = opened or "{" in bare
+            if (opened and depth <= 0) or (not opened and end + 1 < len(lines) and not lines[end + 1].strip()):
+                break
+    while begin and lines[begin - 1].lstrip().startswith(("//", "template", "///")):
+        begin -= 1
+    text = lines[begin : end + 1]
+    indent = min((len(line) - len(line.lstrip()) for line in text if line.strip()), default=0)
+    return "\n".join(line[indent:] for line in text), begin + 1, end + 1
+
+
+def source(version: str, first: str, last: str | None = None) -> None:
+    """Shows a part of a version's kernel, from the file itself; see `excerpt` for what ``first`` and ``last`` mean."""
+    text, begin, end = excerpt(version, first, last)
+    code(text, title=f"`{ft.version(version).source.name}`, lines {begin}–{end}")
+
+
+def diff(version: str) -> None:
+    """Shows what a version changed from its parent, folded if it is long."""
+    change = diff_module.diff(version)
+    block = "```diff\n" + "\n".join(change.lines[2:]) + "\n```"
+    if change.added + change.removed > 60:
+        block = f"<details><summary>{change.summary}</summary>\n\n{block}\n\n</details>"
+    else:
+        block = f"{change.summary}\n\n{block}"
+    say(block)
+
+
+# --- running --------------------------------------------------------------------------------------------------------
+
+
+def normal(batch=1, heads=2, queries=256, keys=None, head_dim=64, kv_heads=None, seed=0, dtype=torch.float32):
+    """Random normal q, k, v on the CPU; ``keys`` defaults to ``queries`` and ``kv_heads`` to ``heads``."""
+    keys = queries if keys is None else keys
+    kv_heads = heads if kv_heads is None else kv_heads
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((batch, heads, queries, head_dim), *((batch, kv_heads, keys, head_dim),) * 2)
+    return tuple(torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+
+
+def real(layer: int = 0):
+    """q, k, v and the output of one attention layer of a real model, all-MiniLM-L6-v2: 12 heads, 127 tokens, D = 32."""
+    tensors = load_file(REAL_INPUT)
+    return tuple(tensors[f"layer{layer}.{name}"] for name in ("q", "k", "v", "out"))
+
+
+def check(version: str | Path, q, k, v, **options) -> reference.Check:
+    """Runs a version and holds its output and lse against float64."""
+    out, lse = ft.attention(q, k, v, version=version, return_lse=True, **options)
+    return reference.check(out, lse, q, k, v, **options)
+
+
+def checks(version: str, cases: Mapping[str, tuple]) -> None:
+    """Shows a table of correctness, on the emulator and, where there is one, on the GPU.
+
+    ``cases`` maps a description to (q, k, v) or (q, k, v, options).
+    """
+    rows = []
+    for device in ("cpu", *["cuda"] * torch.cuda.is_available()):
+        for description, (q, k, v, *options) in cases.items():
+            result = check(version, *(x.to(device) for x in (q, k, v)), **(options[0] if options else {}))
+            errors = [f"{value:.1e}" for value in (result.error, result.pytorch_error, result.limit)]
+            where = "emulator" if device == "cpu" else torch.cuda.get_device_name()
+            rows.append([description, where, *errors, "yes" if result.ok else "**no**"])
+    headers = ["input", "ran on", "largest error", "PyTorch's", "limit", "within"]
+    table(rows, headers, ["left", "left", "right", "right", "right", "left"])
+
+
+@functools.cache
+def measured(
+    version: str,
+    queries: int = 256,
+    keys: int | None = None,
+    batch: int = 1,
+    heads: int = 2,
+    head_dim: int = 64,
+    causal: bool = False,
+) -> emulator.Report:
+    """The emulator's report of one instrumented run on random input; the same question is asked only once."""
+    q, k, v = normal(batch, heads, queries, keys, head_dim)
+    with emulator.instrument() as report:
+        ft.attention(q, k, v, version=version, causal=causal)
+    return report
+
+
+def counters(columns: Mapping[str, emulator.Counters], names: Mapping[str, str]) -> None:
+    """Shows counters side by side: a row for each of ``names`` (a field: what to call it), a column for each run."""
+    rows = [[text, *(getattr(counted, name) for counted in columns.values())] for name, text in names.items()]
+    table(rows, ["counter", *columns], ["left", *["right"] * len(columns)])
+
+
+def by_line(report: emulator.Report, names: Mapping[str, str], top: int = 8) -> None:
+    """Shows the source lines where the counters ``names`` are largest, summed over them, with the lines themselves."""
+    lines = [line for line in report.lines if any(getattr(line.counters, name) for name in names)]
+    lines.sort(key=lambda line: -sum(getattr(line.counters, name) for name in names))
+    rows = [
+        [
+            f"{Path(line.file).name}:{line.line}",
+            *(getattr(line.counters, name) for name in names),
+            f"`{line.text.strip()}`",
+        ]
+        for line in lines[:top]
+    ]
+    table(rows, ["line", *names.values(), "source"], ["left", *["right"] * len(names), "left"])
+
+
+@functools.cache
+def at_length(version: str, counter: str, length: int, head_dim: int = 64) -> int:
+    """One counter per head at a length too long for the emulator, exactly: see `model.quadratic`."""
+    samples = [(n, getattr(measured(version, n, heads=1, head_dim=head_dim).totals, counter)) for n in (128, 256, 384)]
+    return model.quadratic(samples, length)
+
+
+# --- the ladder, predictions, bounds --------------------------------------------------------------------------------
+
+
+def stored(version: str, seq: int = 2048, head_dim: int = 64, causal: bool = False) -> Mapping | None:
+    """The measured row of a version (or of ``"sdpa"``) at B·H = 48, as results/ has it, or None."""
+    for row in benchmark.load_results():
+        if (row["version"], row["seq"], row["head_dim"], row["causal"]) == (version, seq, head_dim, causal):
+            return row
+    return None
+
+
+def times(*versions: str, lengths: Sequence[int] = (512, 1024, 2048)) -> None:
+    """Shows the times that results/ holds, and measures them here too if there is a GPU."""
+    contenders = [*(ft.version(version).name for version in versions), "sdpa"]
+    rows = []
+    kept = {(name, n): stored(name, n) for name in contenders for n in lengths}
+    label = next((stored_label(row) for row in kept.values() if row), None)
+    if label:
+        rows += [
+            [name, label, *(kept[name, n] and kept[name, n]["microseconds"]["median"] for n in lengths)]
+            for name in contenders
+        ]
+    if torch.cuda.is_available():
+        shapes = [benchmark.Shape(4, 12, n, 64) for n in lengths]
+        here = benchmark.run(contenders, shapes, progress=lambda line: None)
+        medians = {(row["version"], row["seq"]): row.get("microseconds", {}).get("median") for row in here}
+        rows += [
+            [name, f"{torch.cuda.get_device_name()}, now", *(medians[name, n] for n in lengths)] for name in contenders
+        ]
+    if rows:
+        say("Microseconds at B=4, H=12, D=64, fp32, without mask (median):")
+        table(
+            rows, ["version", "measured on", *(f"N={n}" for n in lengths)], ["left", "left", *["right"] * len(lengths)]
+        )
+    else:
+        say("`results/` holds no times, and there is no GPU here: `python -m flash_tutorial.benchmark` adds some.")
+
+
+def stored_label(row: Mapping) -> str:
+    """Whose figure a stored row is: the GPU and the day it was measured."""
+    return f"{row['gpu']}, {row['date'][:10]}"
+
+
+def ladder(version: str) -> None:
+    """Shows the ladder up to a version: what the emulator counts for each, and the GPU times that results/ holds."""
+    this = ft.version(version)
+    steps = [step for step in ft.versions() if step.number <= this.number]
+    times = {step.name: stored(step.name) for step in steps}
+    label = next((stored_label(row) for row in times.values() if row), None)
+    rows = []
+    for step in steps:
+        totals = measured(step.name).totals
+        mark = "**" if step is this else ""
+        row = {
+            "version": f"{mark}{step.name}{mark}",
+            "what it is": step.title,
+            "global sectors": totals.global_load_sectors + totals.global_store_sectors,
+            "shared wavefronts": totals.shared_load_wavefronts + totals.shared_store_wavefronts,
+            "barriers": totals.barriers,
+        }
+        if label:
+            row["µs"] = times[step.name] and times[step.name]["microseconds"]["median"]
+            row["TFLOP/s"] = times[step.name] and times[step.name]["tflops"]
+        rows.append(row)
+    align = ["left", "left", *["right"] * (len(rows[0]) - 2)]
+    table(rows, align=align)
+    counted = "Sectors, wavefronts and barriers: counted by the emulator at B=1, H=2, M=N=256, D=64."
+    say(
+        f"{counted} Times: {label}, B=4, H=12, M=N=2048, D=64."
+        if label
+        else f"{counted} `python -m flash_tutorial.benchmark` on a GPU adds times."
+    )
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a change should do to one quantity: from ``before`` (the parent's, if any) to ``after``."""
+
+    quantity: str
+    before: float | None
+    after: float
+    reason: str
+
+
+def predict(predictions: Sequence[Prediction]) -> None:
+    """Shows predictions, before anything is measured."""
+    rows = [[p.quantity, p.before, p.after, p.reason] for p in predictions]
+    table(rows, ["quantity", "parent, measured", "predicted", "because"], ["left", "right", "right", "left"])
+
+
+def outcome(predictions: Sequence[Prediction], measured: Sequence[float]) -> None:
+    """Shows the same predictions beside what was measured, in the same order."""
+    rows = []
+    for p, value in zip(predictions, measured, strict=True):
+        verdict = (
+            "exact" if value == p.after else f"{(value / p.after - 1):+.1%}" if p.after else f"{value - p.after:+,}"
+        )
+        rows.append([p.quantity, p.before, p.after, value, verdict])
+    table(rows, ["quantity", "parent", "predicted", "measured", "off by"], ["left", *["right"] * 4])
+
+
+@functools.cache
+def registers(version: str, head_dim: int = 64, arch: str = "sm_90") -> Mapping[str, int]:
+    """Registers per thread of each of a version's kernels as ptxas reports them; empty where nvcc is missing."""
+    nvcc = build.nvcc()
+    if nvcc is None:
+        return {}
+    with tempfile.TemporaryDirectory() as scratch:
+        output = ["-cubin", f"-arch={arch}", "-Xptxas=-v", "-o", f"{scratch}/kernel.cubin"]
+        command = [nvcc, "-std=c++17", "-O3", *output, "-I", build.KERNELS / "include", ft.version(version).source]
+        text = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True).stderr
+    found = {}
+    for mangled, used in re.findall(r"Compiling entry function '(\S+)'.*?Used (\d+) registers", text, re.DOTALL):
+        name = re.search(r"\d+([a-z][a-z_]*kernel)(?:ILi(\d+))?", mangled)
+        if name and name[2] in (None, str(head_dim)):
+            found[name[1]] = int(used)
+    return found
+
+
+def resources(*versions: str, head_dim: int = 64, chip: str = "H200") -> None:
+    """Shows threads, shared memory, registers and occupancy of each kernel that the versions launch."""
+    gpu = model.CHIPS[chip]
+    rows = []
+    for version in versions:
+        used = registers(version, head_dim, gpu.arch)
+        for launch in measured(version, 128, head_dim=head_dim).launches:
+            name = re.sub(r"<.*", "", launch.kernel)
+            threads = int(np.prod(launch.block))
+            limits = model.occupancy(gpu, threads=threads, shared_bytes=launch.shared_bytes, registers=used.get(name))
+            rows.append(
+                {
+                    "version": version,
+                    "kernel": name,
+                    "threads": threads,
+                    "shared bytes": launch.shared_bytes,
+                    "registers": used.get(name),
+                    "blocks per SM": limits.blocks,
+                    "limited by": limits.limiter,
+                    "occupancy": f"{limits.share:.0%}",
+                }
+            )
+    table(rows, align=["left", "left", *["right"] * 4, "left", "right"])
+
+
+def bounds(
+    version: str,
+    batch: int = 4,
+    heads: int = 12,
+    length: int = 2048,
+    head_dim: int = 64,
+    chip: str = "H200",
+    extra_bytes: int = 0,
+) -> dict[str, float]:
+    """Microseconds that each resource of a chip needs at least (see `model.lower_bounds`), without causal mask.
+
+    Compulsory memory traffic is q, k, v and out once each, plus ``extra_bytes``.
+    """
+
+    def total(counter: str) -> int:
+        return batch * heads * at_length(version, counter, length, head_dim)
+
+    blocks = [
+        (n, max(launch.blocks_total for launch in measured(version, n, heads=1, head_dim=head_dim).launches))
+        for n in (128, 256, 384)
+    ]
+    seconds = model.lower_bounds(
+        model.CHIPS[chip],
+        flops=model.attention_flops(batch, heads, length, length, head_dim),
+        shared_wavefronts=total("shared_load_wavefronts") + total("shared_store_wavefronts"),
+        sectors=total("global_load_sectors") + total("global_store_sectors"),
+        dram_bytes=4 * batch * heads * length * head_dim * 4 + extra_bytes,
+        blocks=batch * heads * model.quadratic(blocks, length),
+    )
+    return {resource: 1e6 * value for resource, value in seconds.items()}
+
+
+def bounds_figure(bars: Mapping[str, Mapping[str, float]], alt: str, chip: str = "H200") -> None:
+    """Shows versions' lower bounds and, where results/ has them, measured times, at B=4, H=12, M=N=2048, D=64."""
+    groups = {}
+    for version, resources in bars.items():
+        row = stored(version)
+        measured = {f"measured ({stored_label(row)})": row["microseconds"]["median"]} if row else {}
+        groups[version] = {**resources, **measured}
+    figure(plots.bars(groups, unit=f"µs at least, by the {chip}'s published rates (logarithmic)", log=True), alt)
+
+
+# --- breaking things ------------------------------------------------------------------------------------------------
+
+
+def explanation(error: emulator.KernelFinding, findings: int = 1) -> str:
+    """What the emulator says about a broken kernel, its first findings, with files by name rather than by path."""
+    text = "\n".join(str(finding) for finding in error.findings[:findings])
+    return re.sub(r"(?:[^\s:(]*/)?([^\s/:]+\.cuh?:\d+)", r"\1", text)
+
+
+def broken(version: str, changes: Mapping[str, str], q, k, v, **options) -> str:
+    """Changes a scratch copy of a kernel, runs it instrumented and shows what happens; returns the kind of the first
+    finding, or ``"wrong"`` or ``"right"`` by the output where the emulator has none."""
+    path = ft.edit(version, changes)
+    code("\n".join(diff_module.diff(path, version).lines[2:]), "diff", "The change:")
+    try:
+        with emulator.instrument():
+            result = check(path, q, k, v, **options)
+    except emulator.KernelFinding as error:
+        code(explanation(error), "text", "The emulator:")
+        return error.findings[0].kind
+    verdict = "right" if result.ok else "wrong"
+    figures = f"largest error {result.error:.1e}, limit {result.limit:.1e}"
+    say(f"The emulator has no objection; the result is **{verdict}**: {figures}.")
+    return verdict

@@ -1,0 +1,469 @@
+"""Pictures for the notebooks.
+
+Every function takes plain numbers or NumPy arrays, mostly what the emulator counted, and returns a matplotlib
+``Figure``. Nothing here measures anything, and nothing changes matplotlib's global state. Colours are Okabe and
+Ito's, which readers with any of the common colour-vision deficiencies can tell apart; where a colour carries a
+meaning, a number, a hatch or an outline carries it too. The background is opaque white, so that a figure reads the
+same in print and in a dark theme.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter
+
+BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+SKY, PURPLE, YELLOW, GREY, INK = "#56B4E9", "#CC79A7", "#F0E442", "#B8B8B8", "#222222"
+OWNERS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW, GREY)
+
+BANKS, BANK_BYTES, SECTOR_BYTES, LINE_BYTES, LANES = 32, 4, 32, 128, 32
+
+STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+    "savefig.facecolor": "white",
+    "hatch.linewidth": 0.6,
+}
+
+
+def _styled(draw):
+    """Runs a drawing function under STYLE and leaves the reader's own matplotlib settings as they were."""
+
+    @functools.wraps(draw)
+    def styled(*args, **kwargs):
+        with matplotlib.rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return styled
+
+
+def _figure(width: float, height: float, columns: int = 1, **layout) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(1, columns, squeeze=False, **layout)[0]
+    return figure, list(axes)
+
+
+def _tint(colour: str, strength: float) -> tuple[float, ...]:
+    """The colour mixed with white; strength 1 is the colour itself."""
+    return tuple(1 - strength * (1 - channel) for channel in to_rgb(colour))
+
+
+def _ink_on(colour) -> str:
+    """Black or white, whichever is easier to read on the colour."""
+    red, green, blue = to_rgb(colour)
+    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.55 else INK
+
+
+def _cell(
+    axes: Axes,
+    x: float,
+    y: float,
+    colour,
+    text: str = "",
+    *,
+    width: float = 1,
+    height: float = 1,
+    size: float = 7,
+    **patch,
+) -> None:
+    patch = {"edgecolor": "white", "linewidth": 0.8, **patch}
+    axes.add_patch(Rectangle((x, y), width, height, facecolor=colour, **patch))
+    if text:
+        axes.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=size, color=_ink_on(colour))
+
+
+def _grid(axes: Axes, columns: float, rows: float, *, square: bool = True) -> None:
+    """Matrix coordinates: row 0 at the top, no frame, a little air around."""
+    axes.set(xlim=(-0.05, columns + 0.05), ylim=(rows + 0.05, -0.05), xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+    if square:
+        axes.set_aspect("equal")
+
+
+# --- who computes what ----------------------------------------------------------------------------------------------
+
+
+@_styled
+def tile_walk(panels: Sequence[Mapping]) -> Figure:
+    """The score matrix cut into tiles: who computes each tile, and when.
+
+    Each panel is a mapping with ``title``, ``owner`` (an integer array, tile rows x tile columns: which block
+    computes the tile), ``step`` (the same shape: when that block reaches it, from 1) and, optionally, ``note`` (a
+    line below).
+    """
+    rows = max(np.asarray(panel["owner"]).shape[0] for panel in panels)
+    figure, every = _figure(2.75 * len(panels), 0.42 * rows + 1.25, len(panels))
+    for axes, panel in zip(every, panels, strict=True):
+        owner, step = np.asarray(panel["owner"]), np.asarray(panel["step"])
+        for (i, j), block in np.ndenumerate(owner):
+            _cell(axes, j, i, OWNERS[block % len(OWNERS)], str(step[i, j]), size=8)
+        keys = [f"K{j} V{j}" if owner.shape[1] < 6 else f"K{j}" for j in range(owner.shape[1])]
+        for i, name in enumerate(panel.get("rows", [f"Q{i}" for i in range(owner.shape[0])])):
+            _cell(axes, -1.15, i, "white", name, edgecolor=INK, linewidth=0.7)
+        for j, name in enumerate(panel.get("columns", keys)):
+            _cell(axes, j, -0.85, "white", name, height=0.7, size=6.5, edgecolor=INK, linewidth=0.7)
+        axes.set(xlim=(-1.25, owner.shape[1] + 0.1), ylim=(rows + 0.1, -1.0), xticks=[], yticks=[], aspect="equal")
+        axes.spines[:].set_visible(False)
+        axes.set_title(panel["title"])
+        axes.set_xlabel(panel.get("note", ""), fontsize=8)
+    return figure
+
+
+@_styled
+def element_owners(
+    warp: np.ndarray, lane: np.ndarray, *, follow: int, title: str, note: str = "", row_name: str, column_name: str
+) -> Figure:
+    """One tile, element by element: its colour says which warp computes it, its number which lane.
+
+    ``warp`` and ``lane`` are integer arrays of the tile's shape. The elements of lane ``follow`` of warp 0 are
+    outlined.
+    """
+    rows, columns = warp.shape
+    figure, (axes,) = _figure(7.4, max(1.9, 7.0 * rows / columns * 0.9 + 0.7))
+    for (i, j), owner in np.ndenumerate(warp):
+        mine = owner == warp.flat[0] and lane[i, j] == follow
+        colour = OWNERS[owner % len(OWNERS)]
+        _cell(axes, j, i, colour if mine else _tint(colour, 0.35), str(lane[i, j]), size=5.5, linewidth=0.4)
+        if mine:
+            axes.add_patch(Rectangle((j + 0.05, i + 0.05), 0.9, 0.9, fill=False, edgecolor=INK, linewidth=1.2))
+    _grid(axes, columns, rows)
+    axes.set(
+        title=title, xlabel=f"{column_name} 0 … {columns - 1} →\n{note}".strip(), ylabel=f"← {row_name} 0 … {rows - 1}"
+    )
+    axes.yaxis.label.set(rotation=90)
+    return figure
+
+
+@_styled
+def storage(boxes: Sequence[Mapping]) -> Figure:
+    """What lives where while a kernel runs: one row for each kind of memory, one box for each array in it.
+
+    Each box is a mapping with ``memory`` (``"registers"``, ``"shared"`` or ``"global"``), ``name``, ``shape`` (text)
+    and ``bytes`` (per block; ``None`` where it does not apply); ``new`` marks what changed from the parent version.
+    """
+    kinds = [kind for kind in ("registers", "shared", "global") if any(box["memory"] == kind for box in boxes)]
+    colours = {"registers": GREEN, "shared": ORANGE, "global": SKY}
+    most = max(sum(box["memory"] == kind for box in boxes) for kind in kinds)
+    figure, (axes,) = _figure(7.4, 0.78 * len(kinds) + 0.15)
+    for row, kind in enumerate(kinds):
+        axes.text(-0.06, row + 0.44, kind, ha="right", va="center", fontsize=9)
+        for column, box in enumerate(box for box in boxes if box["memory"] == kind):
+            new = box.get("new", False)
+            colour = _tint(colours[kind], 0.6)
+            _cell(
+                axes,
+                column,
+                row,
+                colour,
+                width=0.94,
+                height=0.88,
+                edgecolor=INK if new else "white",
+                linewidth=1.6 if new else 0.8,
+                hatch="//" if new else None,
+            )
+            size = "" if box.get("bytes") is None else f"\n{box['bytes']:,} B"
+            axes.text(
+                column + 0.47,
+                row + 0.44,
+                f"{box['name']}\n{box['shape']}{size}",
+                ha="center",
+                va="center",
+                fontsize=7.5,
+                bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.0},
+            )
+    _grid(axes, most, len(kinds), square=False)
+    axes.set_xlim(-0.75, most)
+    return figure
+
+
+# --- memory accesses of one warp ------------------------------------------------------------------------------------
+
+
+@_styled
+def bank_map(
+    patterns: Mapping[str, np.ndarray], *, width: int = 4, wavefronts: Mapping[str, int] | None = None
+) -> Figure:
+    """Which bank of shared memory each lane of a warp touches, one panel for each pattern.
+
+    ``patterns`` maps a title to the byte offset of each lane (-1: the lane is inactive); each lane reads ``width``
+    bytes. A column is a bank, a cell one 4-byte word, its number the first lane that asks for it. A bank asked for
+    several different words is drawn in vermilion and hatched: those words need a wavefront each. ``wavefronts``, what
+    the emulator counted, goes into the titles. Rows of shared memory that nobody touches are left out.
+    """
+    figure = Figure(figsize=(7.4, 0.2), layout="constrained")
+    heights = []
+    words = {}
+    for title, offsets in patterns.items():
+        touched: dict[int, int] = {}
+        for lane, offset in enumerate(offsets):
+            if offset >= 0:
+                for word in range(int(offset) // BANK_BYTES, (int(offset) + width - 1) // BANK_BYTES + 1):
+                    touched.setdefault(word, lane)
+        words[title] = touched
+        rows = len({word // BANKS for word in touched})
+        heights.append((rows if rows <= 8 else 0.6 * rows) + 1.6)
+    figure.set_size_inches(7.4, 0.205 * sum(heights) + 0.35)
+    every = figure.subplots(len(patterns), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (title, touched) in zip(every, words.items(), strict=True):
+        rows = sorted({word // BANKS for word in touched})
+        per_bank = np.bincount([word % BANKS for word in touched], minlength=BANKS)
+        for row, memory_row in enumerate(rows):
+            for bank in range(BANKS):
+                lane = touched.get(memory_row * BANKS + bank)
+                crowded = per_bank[bank] > width // BANK_BYTES
+                if lane is None:
+                    _cell(axes, bank, row, "#F2F2F2", linewidth=0.5)
+                else:
+                    colour = _tint(VERMILION, 0.75) if crowded else SKY
+                    _cell(axes, bank, row, colour, hatch="////" if crowded else None, linewidth=0.5)
+                    label = {"facecolor": colour, "edgecolor": "none", "pad": 0.6}
+                    centre = {"ha": "center", "va": "center", "fontsize": 6 if len(rows) <= 8 else 5}
+                    axes.text(bank + 0.5, row + 0.5, str(lane), bbox=label, **centre)
+        counted = (
+            "" if wavefronts is None else f": {wavefronts[title]} wavefront{'s' if wavefronts[title] != 1 else ''}"
+        )
+        _grid(axes, BANKS, len(rows), square=False)
+        axes.set_title(f"{title}{counted}", pad=3)
+        axes.set_ylabel("words", fontsize=7)
+        axes.set_xticks(np.arange(0.5, BANKS), [str(bank) for bank in range(BANKS)], fontsize=6)
+        axes.tick_params(length=0, pad=1)
+    every[-1].set_xlabel("bank (4 bytes wide); the number in a cell is the lane that asks for that word", fontsize=8)
+    return figure
+
+
+@_styled
+def sector_map(
+    patterns: Mapping[str, np.ndarray], *, width: int = 4, sectors: Mapping[str, int] | None = None
+) -> Figure:
+    """Which 32-byte sectors of global memory one request of a warp fetches, one panel for each pattern.
+
+    ``patterns`` maps a title to the byte offset of each lane; each lane reads ``width`` bytes. Blue bytes were asked
+    for, grey hatched ones come along because memory is fetched in whole sectors. ``sectors``, what the emulator
+    counted, goes into the titles. Only touched sectors are drawn, four to a row at most as in a 128-byte line.
+    """
+    drawn = {}
+    for title, offsets in patterns.items():
+        used = np.unique(np.concatenate([np.arange(o, o + width) for o in np.asarray(offsets) if o >= 0]))
+        drawn[title] = (used, np.unique(used // SECTOR_BYTES))
+    per_row = 16
+    heights = [int(np.ceil(len(touched) / per_row)) + 1.1 for _, touched in drawn.values()]
+    figure = Figure(figsize=(7.4, 0.3 * sum(heights) + 0.3), layout="constrained")
+    every = figure.subplots(len(drawn), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (title, (used, touched)) in zip(every, drawn.items(), strict=True):
+        for index, sector in enumerate(touched):
+            x, y = index % per_row, index // per_row
+            _cell(
+                axes, x + 0.03, y, "#DADADA", width=0.94, height=0.8, hatch="//////", edgecolor="#9A9A9A", linewidth=0
+            )
+            within = used[used // SECTOR_BYTES == sector] % SECTOR_BYTES
+            for start in within[::BANK_BYTES]:
+                _cell(
+                    axes,
+                    x + 0.03 + 0.94 * start / SECTOR_BYTES,
+                    y,
+                    BLUE,
+                    width=0.94 * BANK_BYTES / SECTOR_BYTES,
+                    height=0.8,
+                    linewidth=0.4,
+                )
+        counted = len(touched) if sectors is None else sectors[title]
+        share = len(used) / (len(touched) * SECTOR_BYTES)
+        _grid(axes, per_row, np.ceil(len(touched) / per_row), square=False)
+        axes.set_title(f"{title}: {counted} sector{'s' if counted != 1 else ''}, {share:.0%} of the bytes used", pad=3)
+    every[-1].set_xlabel("one box: a sector of 32 bytes; blue: asked for, hatched: fetched all the same", fontsize=8)
+    return figure
+
+
+# --- tensor-core fragments ------------------------------------------------------------------------------------------
+
+
+@_styled
+def fragment_map(fragments: Mapping[str, tuple[np.ndarray, np.ndarray]], *, follow: int = 5) -> Figure:
+    """Which lane holds which element of each operand of one ``mma``, and in which of its registers' halves.
+
+    ``fragments`` maps a title to two integer arrays of the operand's shape: the lane, and the element's index within
+    that lane's fragment. Lane ``follow``'s elements are outlined and labelled with that index.
+    """
+    shapes = [lane.shape for lane, _ in fragments.values()]
+    figure = Figure(figsize=(7.6, 0.21 * max(rows for rows, _ in shapes) + 0.75), layout="constrained")
+    every = figure.subplots(1, len(shapes), squeeze=False, width_ratios=[columns for _, columns in shapes])[0]
+    for axes, (title, (lane, index)) in zip(every, fragments.items(), strict=True):
+        rows, columns = lane.shape
+        for (i, j), holder in np.ndenumerate(lane):
+            colour = _tint(OWNERS[holder // 4 % len(OWNERS)], 0.55)
+            if holder == follow:
+                _cell(axes, j, i, colour, f"{holder}:{index[i, j]}", size=5.5, edgecolor=INK, linewidth=1.3, zorder=3)
+            else:
+                _cell(axes, j, i, colour, str(holder), size=5.5, linewidth=0.4)
+        _grid(axes, columns, rows)
+        axes.set_title(title)
+        axes.set_xticks(np.arange(0.5, columns, 2), range(0, columns, 2), fontsize=6)
+        axes.set_yticks(np.arange(0.5, rows, 2), range(0, rows, 2), fontsize=6)
+        axes.tick_params(length=0, pad=1)
+    return figure
+
+
+# --- numbers --------------------------------------------------------------------------------------------------------
+
+
+@_styled
+def online_softmax(scores: np.ndarray, tile: int, maxima: Sequence[float], sums: Sequence[float]) -> Figure:
+    """One row of scores read tile by tile: the running maximum, and the running sum before and after its rescaling.
+
+    ``scores`` is the row; ``maxima`` and ``sums`` the state after each tile of ``tile`` scores.
+    """
+    figure = Figure(figsize=(7.4, 3.1), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    keys = np.arange(len(scores))
+    edges = np.append(keys[::tile], len(scores))
+    shade = [SKY if key // tile % 2 else BLUE for key in keys]
+    top.scatter(keys, scores, color=shade, s=16)
+    top.step(edges, np.append(maxima, maxima[-1]), where="post", color=VERMILION, linewidth=1.8)
+    top.text(edges[-1] + 0.4, maxima[-1], "running\nmaximum m", color=VERMILION, va="top", fontsize=8)
+    top.set_ylabel("score (no unit)")
+    bottom.step(edges, np.append(sums, sums[-1]), where="post", color=GREEN, linewidth=1.8)
+    before = [0.0, *sums[:-1]]
+    factors = np.exp(np.array([-np.inf, *maxima[:-1]]) - np.array(maxima))
+    for edge, old, factor in zip(edges[1:-1], before[1:], factors[1:], strict=True):
+        if factor < 1:
+            bottom.annotate(f"×{factor:.2g}", (edge, old), textcoords="offset points", xytext=(3, 5), fontsize=7.5)
+    bottom.text(edges[-1] + 0.4, sums[-1], "running\nsum l", color=GREEN, va="center", fontsize=8)
+    bottom.set(
+        xlabel=f"key (a tile is {tile} keys)",
+        ylabel="Σ exp(s − m)",
+        xlim=(-0.8, len(scores) * 1.13),
+        xticks=edges,
+        ylim=(0, 1.25 * max(sums)),
+    )
+    return figure
+
+
+def _engineering(value: float, _position=None) -> str:
+    for factor, suffix in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g}{suffix}"
+    return f"{value:.3g}"
+
+
+@_styled
+def bars(groups: Mapping[str, Mapping[str, float]], *, unit: str, log: bool = False) -> Figure:
+    """Horizontal bars: ``groups`` maps a row's label to its bars, each a name and a value in ``unit``."""
+    names = list(dict.fromkeys(name for group in groups.values() for name in group))
+    figure, (axes,) = _figure(7.4, 0.19 * sum(len(group) + 1 for group in groups.values()) + 0.8)
+    largest = max(value for group in groups.values() for value in group.values())
+    y, ticks = 0.0, []
+    for group in groups.values():
+        ticks.append(y + (len(group) - 1) / 2)
+        for name, value in group.items():
+            colour = OWNERS[names.index(name) % len(OWNERS)]
+            axes.barh(y, value, height=0.86, color=colour, label=name)
+            axes.annotate(
+                _engineering(value), (value, y), textcoords="offset points", xytext=(3, 0), va="center", fontsize=7
+            )
+            y += 1
+        y += 0.8
+    axes.set_yticks(ticks, list(groups))
+    axes.invert_yaxis()
+    axes.set_xlabel(unit)
+    if log:
+        axes.set_xscale("log")
+        axes.set_xlim(right=largest * 3)
+    else:
+        axes.set_xlim(0, largest * 1.12)
+    axes.xaxis.set_major_formatter(FuncFormatter(_engineering))
+    if len(names) > 1:
+        handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        figure.legend(
+            [handles[name] for name in names],
+            names,
+            loc="outside upper left",
+            ncols=min(len(names), 4),
+            frameon=False,
+            fontsize=8,
+        )
+    return figure
+
+
+@_styled
+def roofline(points: Mapping[str, tuple[float, float | None]], *, flops: float, bandwidth: float, roof: str) -> Figure:
+    """Arithmetic intensity against the roof of one chip.
+
+    ``points`` maps a name to (FLOP per byte of global memory moved, FLOP/s measured, or ``None`` where nothing was
+    measured: then only the intensity is marked, on the roof). ``flops`` (FLOP/s) and ``bandwidth`` (byte/s) are the
+    chip's ceilings, and ``roof`` says whose they are.
+    """
+    figure, (axes,) = _figure(7.4, 3.3)
+    ridge = flops / bandwidth
+    intensities = [intensity for intensity, _ in points.values()]
+    left, right = min(*intensities, ridge) / 4, max(*intensities, ridge) * 8
+    x = np.geomspace(left, right, 200)
+    axes.loglog(x, np.minimum(flops, bandwidth * x), color=INK, linewidth=1.6)
+    axes.text(right, flops * 1.15, f"{roof}: {_engineering(flops)}FLOP/s", ha="right", fontsize=8)
+    axes.text(left * 1.1, bandwidth * left * 1.9, f"{_engineering(bandwidth)}B/s", fontsize=8, rotation=0)
+    for index, (name, (intensity, achieved)) in enumerate(points.items()):
+        colour = OWNERS[index % len(OWNERS)]
+        ceiling = min(flops, bandwidth * intensity)
+        axes.plot([intensity] * 2, [achieved or ceiling / 300, ceiling], color=colour, linewidth=1, linestyle=":")
+        axes.plot(
+            intensity,
+            achieved or ceiling,
+            marker="o" if achieved else "^",
+            color=colour,
+            markersize=7,
+            markeredgecolor="white",
+            linestyle="none",
+        )
+        axes.annotate(name, (intensity, achieved or ceiling), textcoords="offset points", xytext=(6, -11), fontsize=8)
+    axes.set(
+        xlabel="arithmetic intensity (FLOP per byte of global memory moved)",
+        ylabel="FLOP/s",
+        ylim=(None, flops * 2.5),
+        xlim=(left, right),
+    )
+    axes.grid(True, which="major", color="#E4E4E4", linewidth=0.6)
+    return figure
+
+
+@_styled
+def heatmap(
+    values: np.ndarray,
+    *,
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    label: Callable[[float], str] = "{:.2g}".format,
+    unit: str = "",
+) -> Figure:
+    """A small matrix of numbers, each written in its cell, shaded from white to blue; ``nan`` cells are left blank."""
+    rows, columns = values.shape
+    figure, (axes,) = _figure(min(7.4, 0.5 * columns + 1.6), 0.3 * rows + 1.1)
+    finite = values[np.isfinite(values)]
+    low, high = finite.min(), finite.max()
+    for (i, j), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            _cell(axes, j, i, _tint(BLUE, 0.08 + 0.85 * (value - low) / (high - low or 1)), label(value), size=7)
+    _grid(axes, columns, rows, square=False)
+    axes.set(title=title + (f" ({unit})" if unit else ""), xlabel=xlabel, ylabel=ylabel)
+    axes.set_xticks(np.arange(0.5, columns), range(columns), fontsize=7)
+    axes.set_yticks(np.arange(0.5, rows), range(rows), fontsize=7)
+    axes.tick_params(length=0, pad=1)
+    return figure
