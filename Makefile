@@ -53,6 +53,9 @@ build: setup  ## build what has changed
 	@test $(BIN)/flash-tutorial -nt pyproject.toml || \
 	    $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 
+docs: build  ## write the tables of the README files anew
+	@$(BIN)/python tools/readme.py
+
 lint: setup  ## check the style
 	$(call say,'Checking the style')
 	@$(BIN)/ruff check
@@ -72,7 +75,7 @@ check:
 
 else
 
-demo test test-full lab build lint format setup:
+demo test test-full lab build docs lint format setup:
 	@echo 'This is $(shell uname -s); the kernels build and run on Linux. On macOS and Windows use Docker:'
 	@echo '  docker build -t flash-tutorial .'
 	@echo '  docker run --rm -it flash-tutorial make demo'
@@ -88,4 +91,4 @@ clean:  ## remove what was built and cached; to remove the environment too: rm -
 	rm -rf build flash_tutorial/_lib flash_tutorial.egg-info .pytest_cache .ruff_cache .hypothesis
 	find flash_tutorial tests tools -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help demo test test-full lab build lint format setup check clean
+.PHONY: help demo test test-full lab build docs lint format setup check clean

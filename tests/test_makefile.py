@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TARGETS = ("demo", "test", "test-full", "lab", "build", "lint", "format", "setup", "clean", "help")
+TARGETS = ("demo", "test", "test-full", "lab", "build", "docs", "lint", "format", "setup", "clean", "help")
 TOOLS = ("date", "echo", "expand", "false", "find", "printf", "rm", "sed", "sh", "test", "uname")
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
