@@ -19,7 +19,6 @@ import io
 import json
 import math
 import textwrap
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,49 +26,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from tabulate import tabulate
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 from tqdm import tqdm
 
 import flash_tutorial
 from flash_tutorial import emulator, reference, registry
+from flash_tutorial.benchmark import Timing, measure
 from flash_tutorial.problem import Problem
+from flash_tutorial.reference import REFERENCES
 from flash_tutorial.versions import Version, accepting
 
 FORMATS = ("simple", "github", "html", "csv", "json")
-
-
-# ---------------------------------------------------------------------------------------------- references
-
-
-def _sdpa(*backends: SDPBackend) -> Callable:
-    def attention(q, k, v, causal, scale):
-        mask = causal_lower_right(q.shape[2], k.shape[2]) if causal else None
-        with warnings.catch_warnings(), sdpa_kernel(list(backends)):
-            warnings.simplefilter("ignore")  # torch explains each backend that it skips; its error says what counts
-            return torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-            )
-
-    return attention
-
-
-def _plain_pytorch(q, k, v, causal, scale):
-    return reference.attention_same_precision(q, k, v, causal, scale)[0]
-
-
-_FLASH, _EFFICIENT = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
-_CUDNN, _MATH = SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH
-
-# name → title and function (q, k, v, causal, scale) → out
-REFERENCES: dict[str, tuple[str, Callable]] = {
-    "baseline": ("softmax(q kᵀ) v in plain PyTorch, in the inputs' precision", _plain_pytorch),
-    "sdpa": ("PyTorch's scaled_dot_product_attention, its own choice", _sdpa(_FLASH, _EFFICIENT, _CUDNN, _MATH)),
-    "sdpa_flash": ("scaled_dot_product_attention: FlashAttention-2", _sdpa(_FLASH)),
-    "sdpa_efficient": ("scaled_dot_product_attention: memory-efficient attention", _sdpa(_EFFICIENT)),
-    "sdpa_math": ("scaled_dot_product_attention: separate products and softmax", _sdpa(_MATH)),
-    "sdpa_cudnn": ("scaled_dot_product_attention: cuDNN", _sdpa(_CUDNN)),
-}
 
 
 # ---------------------------------------------------------------------------------------------- results
@@ -197,7 +163,7 @@ def compare(
     rows = [_run(each, tensors, problem) for each in tqdm(contenders, "compare", leave=False, disable=hidden)]
     comparison = Comparison(problem, rows, chosen)
     if problem.device == "cuda":
-        _add_times(comparison, {each.name: each for each in contenders}, tensors)
+        _add_times(comparison, contenders, tensors)
     return comparison
 
 
@@ -251,8 +217,8 @@ def _version(version: Version, problem: Problem) -> Contender:
 
 
 def _reference(name: str, problem: Problem) -> Contender:
-    title, function = REFERENCES[name]
-    return Contender(name, title, lambda q, k, v: (function(q, k, v, problem.causal, problem.scale), None), True)
+    reference = REFERENCES[name]
+    return Contender(name, reference.title, lambda *qkv: (reference(*qkv, problem.causal, problem.scale), None), True)
 
 
 def _find_baseline(contenders: Sequence[Contender], wanted: str | None) -> str:
@@ -291,36 +257,30 @@ def _run(contender: Contender, tensors, problem: Problem) -> Row:
 # ---------------------------------------------------------------------------------------------- time on a GPU
 
 
-def time_on_gpu(run: Callable[[], object]) -> list[float]:
-    """Microseconds of single runs: by Triton's do_bench, which flushes the L2 cache before each, if it is installed."""
-    if _has_triton():
-        from triton.testing import do_bench
-
-        return [1e3 * milliseconds for milliseconds in do_bench(run, return_mode="all")]
+def time_on_gpu(functions: dict[str, Callable[[], object]]) -> tuple[dict[str, Timing], str]:
+    """The times of functions that take turns, and how they were taken."""
+    if importlib.util.find_spec("triton") is not None:
+        return measure(functions), "triton do_bench, L2 flushed"
     from torch.utils.benchmark import Timer
 
-    return [1e6 * seconds for seconds in Timer("run()", globals={"run": run}).blocked_autorange(min_run_time=0.2).times]
+    timings = {}
+    for name, function in functions.items():
+        taken = Timer("function()", globals={"function": function}).blocked_autorange(min_run_time=0.5)
+        timings[name] = Timing(*(1e6 * float(x) for x in np.percentile(taken.times, (50, 20, 80))))
+    return timings, "torch.utils.benchmark, L2 warm"
 
 
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-def _add_times(comparison: Comparison, contenders: dict[str, Contender], tensors, rounds: int = 3) -> None:
-    """Times the right rows, in turns, so that a change of clock does not favour one of them."""
-    comparison.timer = "triton do_bench, L2 flushed" if _has_triton() else "torch.utils.benchmark, L2 warm"
-    timed = [row for row in comparison if row.status == "right"]
-    samples: dict[str, list[float]] = {row.name: [] for row in timed}
-    for _ in range(rounds):
-        for row in timed:
-            samples[row.name] += time_on_gpu(lambda run=contenders[row.name].run: run(*tensors))
-    for row in timed:
-        low, row.microseconds, high = np.percentile(samples[row.name], (20, 50, 80))
-        row.percentiles = (low, high)
-        row.tflops = comparison.problem.flops() / row.microseconds / 1e6
-    base = next((row.microseconds for row in timed if row.name == comparison.baseline), None)
-    for row in timed:
-        row.speed = base and base / row.microseconds
+def _add_times(comparison: Comparison, contenders: Sequence[Contender], tensors) -> None:
+    """Times what is right: what a wrong kernel takes does not matter."""
+    timed = {row.name: row for row in comparison if row.status == "right"}
+    functions = {each.name: functools.partial(each.run, *tensors) for each in contenders if each.name in timed}
+    timings, comparison.timer = time_on_gpu(functions)
+    base = timings.get(comparison.baseline)
+    for name, timing in timings.items():
+        row = timed[name]
+        row.microseconds, row.percentiles = timing.median, (timing.p20, timing.p80)
+        row.tflops = comparison.problem.flops() / timing.median / 1e6
+        row.speed = base and base.median / timing.median
 
 
 # ---------------------------------------------------------------------------------------------- rendering

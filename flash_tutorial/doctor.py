@@ -182,13 +182,17 @@ def _builds(version: Version) -> Check:
     if not version.source.is_file():
         return Check(version.name, "missing", f"{version.source} is not there", "git checkout -- kernels")
     found = {backend: _freshness(version, backend) for backend in build.BACKENDS}
-    detail = ", ".join(f"{backend} {freshness}" for backend, freshness in found.items())
+    detail = "; ".join(
+        f"{state}: {', '.join(backend for backend in found if found[backend] == state)}"
+        for state in ("built", "out of date", "not built")
+        if state in found.values()
+    )
     wanted = [backend for backend in build.BACKENDS if backend != "cuda" or build.nvcc()]
     if all(found[backend] == "built" for backend in wanted):
         return Check(version.name, "ok", detail)
     in_place = ROOT / "setup.py"
     mend = f"cd {shlex.quote(str(ROOT))} && {shlex.join([sys.executable, 'setup.py', 'build_ext', '--inplace'])}"
-    return Check(version.name, "absent", f"{detail}: built on first use", mend if in_place.is_file() else None)
+    return Check(version.name, "absent", f"{detail} (first use builds it)", mend if in_place.is_file() else None)
 
 
 def _freshness(version: Version, backend: str) -> str:
