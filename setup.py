@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -42,50 +43,45 @@ class BuildKernels(build_ext):
         try:
             build.torch_include()
         except build.BuildError as error:
-            say(
-                f"not built now: {error}, and add --no-build-isolation for pip to see it. First use builds a kernel too"
-            )
+            say(f"not built now, but when a kernel is first used: {error}; pip sees it with --no-build-isolation")
             return
+        common = [("emulator", build.runtime), ("binding for CPU tensors", partial(build.binding, "emulated"))]
         if "cuda" in BACKENDS:
-            say(f"nvcc is {build.nvcc()}, for GPUs of compute capability {', '.join(build.architectures())}")
+            say(f"nvcc is {build.nvcc()}; GPUs of compute capability {', '.join(build.architectures())}")
+            common.append(("binding for CUDA tensors", partial(build.binding, "cuda")))
         else:
-            say(
-                "there is no nvcc (on the PATH or under CUDA_HOME): only the emulated kernels are built, for CPU tensors"
-            )
+            say("there is no nvcc on the PATH or under CUDA_HOME: only the emulated kernels are built, for CPU tensors")
+        kernels = [
+            (f"{each.version.name}, {each.backend}", partial(build.library, each.version, each.backend))
+            for each in self.extensions
+        ]
 
-        self.started, self.done = time.monotonic(), 0
-        common = {"the emulator": build.runtime}
-        for backend in {"cuda": "cuda", "cpu": "emulated"}.values():
-            if backend in BACKENDS:
-                common[f"the binding ({backend})"] = lambda backend=backend, **options: build.binding(
-                    backend, **options
-                )
-        kernels = {
-            f"{extension.version.name} ({extension.backend})": lambda extension=extension, **options: build.library(
-                extension.version, extension.backend, **options
-            )
-            for extension in self.extensions
-        }
-        self.total = len(common) + len(kernels)
-        with ThreadPoolExecutor(jobs()) as pool:
+        self.started, self.done, self.total = time.monotonic(), 0, len(common) + len(kernels)
+        with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)) as pool:
             try:
                 # The bindings first: every kernel is linked to one.
-                built = [*pool.map(self.make, common.items()), *pool.map(self.make, kernels.items())]
-            except build.BuildError as error:
+                built = [*pool.map(self.make, common), *pool.map(self.make, kernels)]
+            except (build.BuildError, ValueError) as error:
                 pool.shutdown(cancel_futures=True)
                 raise CompileError(str(error)) from error
         for path in set(build.LIBRARIES.iterdir()) - set(built):
             say(f"removing {path.name}, which is stale")
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    def make(self, item):
-        name, make = item
-        started = time.monotonic()
-        path = make(directory=build.LIBRARIES, force=bool(self.force))
-        seconds = time.monotonic() - started
+    def make(self, job):
+        """Builds one file and says so; the file, or None where nvcc cannot build anything on this machine."""
+        name, build_file = job
+        started, before = time.monotonic(), set(build.LIBRARIES.glob("*"))
+        try:
+            path = build_file(directory=build.LIBRARIES, force=bool(self.force))
+            built = self.force or path not in before
+            news = f"built in {time.monotonic() - started:.1f} s" if built else "is up to date"
+        except build.BuildError:
+            if "cuda" not in name or (trouble := build.nvcc_trouble()) is None:
+                raise
+            path, news = None, f"not built, for nvcc does not work here, so CUDA tensors will be refused:\n{trouble}"
         self.done += 1
-        state = "is up to date" if seconds < 0.1 else f"built in {seconds:.1f} s"
-        say(f"[{time.monotonic() - self.started:3.0f} s, {self.done:2}/{self.total}] {name} {state}")
+        say(f"[{time.monotonic() - self.started:3.0f} s, {self.done:2}/{self.total}] {name}: {news}")
         return path
 
     def get_outputs(self):
@@ -102,11 +98,6 @@ class BuildPackage(build_py):
         super().run()
         if not self.editable_mode:
             shutil.copytree(ROOT / "kernels", Path(self.build_lib, "flash_tutorial", "kernels"), dirs_exist_ok=True)
-
-
-def jobs():
-    """How many compilers may run at once."""
-    return int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
 
 
 def say(text):

@@ -1,7 +1,7 @@
 """From a kernel's source to a library that PyTorch can load: one path for setup.py and for a kernel edited just now.
 
-A kernel file is compiled by itself, without PyTorch's headers, which takes a second or two; `kernels/binding.cpp`, which
-needs them, is compiled once for each kind of device and linked to every kernel. There are three backends:
+A kernel file is compiled by itself, without PyTorch's headers, in a second or two; `kernels/binding.cpp`, which needs
+them, is compiled once for each kind of device and linked to every kernel. There are three backends:
 
     cuda           nvcc: for a GPU
     emulated       g++, against kernels/emulator: exact and quick, finds deadlocks and crashes
@@ -72,6 +72,19 @@ def nvcc() -> str | None:
         if home and (found := shutil.which("nvcc", path=str(Path(home) / "bin"))):
             return found
     return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+
+
+def nvcc_trouble() -> str | None:
+    """Why nvcc cannot build anything here, an empty file included (its host compiler is too new, it does not know an
+    architecture, …); None if it can."""
+    with tempfile.TemporaryDirectory() as temporary:
+        empty = Path(temporary) / "empty.cu"
+        empty.touch()
+        try:
+            _compile(empty, "cuda", architectures(), "empty", empty.with_suffix(".o"))
+        except BuildError as error:
+            return str(error)
+    return None
 
 
 def torch_include() -> Path:

@@ -44,12 +44,12 @@ def attention(
     scale    any finite number; None: 1 / sqrt(head_dim)
     like     the version whose dtypes and head sizes a reader's file has, if its name does not say so
 
-    Returns out, with q's shape, dtype and device, contiguous; with `return_lse` also lse, (batch, heads, M) float32, the
-    natural logarithm of the sum of exp(score) over a row. A row that sees no key is 0, its lse -inf.
+    Returns out, with q's shape, dtype and device, contiguous; with `return_lse` also lse, (batch, heads, M) float32:
+    the natural logarithm of the sum of exp(score) over a row. A row that sees no key is 0, its lse -inf.
 
-    Raises ValueError for shapes, devices, a scale or a version that are not accepted, TypeError for arguments of a wrong
-    type or dtype, NotImplementedError for a GPU that is too old and in a backward pass, BuildError if the kernel does
-    not compile, and KernelFinding if the emulator sees it do wrong.
+    Raises ValueError for shapes, devices, a scale or a version that are not accepted, TypeError for arguments of a
+    wrong type or dtype, NotImplementedError for a GPU that is too old and in a backward pass, BuildError if the kernel
+    does not compile, and KernelFinding if the emulator sees it do wrong.
     """
     for name, tensor in zip("qkv", (q, k, v), strict=True):
         if not isinstance(tensor, torch.Tensor):

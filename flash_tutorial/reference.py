@@ -1,8 +1,8 @@
-"""What a kernel is held against: attention in float64, PyTorch in the inputs' own precision, and PyTorch's fused kernels.
+"""What a kernel is held against: attention in float64, PyTorch in the inputs' precision, and PyTorch's fused kernels.
 
-A result is right if its error against float64 is at most twice that of plain PyTorch in the same precision, plus a small
-constant: see `check`. All functions take q (batch, heads, M, head_dim), k and v (batch, kv_heads, N, head_dim), and mean
-by `causal` that query i sees keys j <= i + N - M, on any device.
+A result is right if its error against float64 is at most twice that of plain PyTorch in the same precision, plus a
+small constant: see `check`. All functions take q (batch, heads, M, head_dim), k and v (batch, kv_heads, N, head_dim),
+and mean by `causal` that query i sees keys j <= i + N - M, on any device.
 """
 
 from __future__ import annotations

@@ -123,8 +123,7 @@ def readme() -> str:
     lines = [
         "# The kernels",
         "",
-        "<!-- Generated from flash_tutorial/versions.py by "
-        "`python -c 'from flash_tutorial.versions import write_readme; write_readme()'` -->",
+        "<!-- Generated from flash_tutorial/versions.py: `make docs` writes it anew. -->",
         "",
         "Each version is one file that reads from top to bottom and changes one thing of its parent "
         "(`flash-tutorial diff v03` shows what). `nvcc` compiles it for a GPU, `g++` compiles the same file for the "
