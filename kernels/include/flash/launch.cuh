@@ -54,7 +54,8 @@ void dispatch_head_dim(int head_dim, Body body) {
         case 32: return body(std::integral_constant<int, 32>{});
         case 64: return body(std::integral_constant<int, 64>{});
         case 128: return body(std::integral_constant<int, 128>{});
-        default: throw std::runtime_error("head_dim " + std::to_string(head_dim) + " is not compiled: 32, 64 or 128 are");
+        default:
+            throw std::runtime_error("head_dim " + std::to_string(head_dim) + " is not compiled: 32, 64 or 128 are");
     }
 }
 
