@@ -19,6 +19,7 @@ def test_case(name, case, device):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("head_dim", cases.AXES["head_dim"])
 @pytest.mark.parametrize("heads", cases.AXES["heads"], ids="B{0[0]}-H{0[1]}/{0[2]}".format)
 @pytest.mark.parametrize("lengths", cases.AXES["lengths"], ids="M{0[0]}-N{0[1]}".format)
@@ -122,8 +123,8 @@ def test_judge_accepts_the_right_answer():
     [
         (lambda out, lse: out[0, 1, 2].add_(3e-5), "out is off by more than"),
         (lambda out, lse: lse[0, 1, 2].add_(3e-5), "lse is off by more than"),
-        (lambda out, lse: out[0, 1, 2, 3].fill_(NAN), "out has NaN or infinity wrong"),
-        (lambda out, lse: lse[0, 1, 2].fill_(-INF), "lse has NaN or infinity wrong"),
+        (lambda out, lse: out[0, 1, 2, 3].fill_(NAN), "out is off by more than"),
+        (lambda out, lse: lse[0, 1, 2].fill_(-INF), "lse is off by more than"),
         (lambda out, lse: out.resize_(1, 2, 5, 7), "out is"),
         (lambda out, lse: lse.resize_(1, 2, 4), "lse is"),
     ],

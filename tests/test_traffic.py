@@ -1,4 +1,4 @@
-"""Who goes to global memory, and how often: what makes v01 FlashAttention-1, and v02 on not, by the emulator's counters."""
+"""How often a version goes to global memory: what makes v01 FlashAttention-1, by the emulator's counters."""
 
 import re
 
@@ -49,7 +49,7 @@ def test_v01_reads_q_and_o_and_writes_o_again_for_every_kv_tile(tiles):
 
 @pytest.mark.parametrize("name", LATER)
 def test_later_versions_write_o_once_and_read_q_once(name):
-    """The outputs are written once, however many keys; what another 64 keys cost is reading K and V, once a query tile."""
+    """However many keys, the outputs are written once; 64 keys more cost reading them once for each Q tile."""
     few, many = run(name, 128), run(name, 192)
     assert few.grid[0] * few.grid[1] * few.grid[2] > BATCH * HEADS
     for launch in (few, many):
