@@ -33,7 +33,7 @@ from flash_tutorial import emulator, reference, registry
 from flash_tutorial.benchmark import Timing, measure
 from flash_tutorial.problem import Problem
 from flash_tutorial.reference import REFERENCES
-from flash_tutorial.versions import Version, accepting
+from flash_tutorial.versions import Version, accepting, find
 
 FORMATS = ("simple", "github", "html", "csv", "json")
 
@@ -190,6 +190,8 @@ def find_contenders(names: Sequence[str | Path], problem: Problem, like: str | N
 def find_version(name: str, like: str | None = None) -> Version:
     """The version behind a name or a .cu's path; else ValueError, which names what is near."""
     try:
+        if like is not None:
+            find(like)  # a wrong --like is refused even where the name says it all
         return registry.resolve(name, like)
     except ValueError as error:
         raise ValueError(f"{error}; PyTorch's own are {', '.join(REFERENCES)}") from error
@@ -243,7 +245,7 @@ def _run(contender: Contender, tensors, problem: Problem) -> Row:
             out, lse = contender.run(*tensors)
         check = reference.check(out, lse, *tensors, causal=problem.causal, scale=problem.scale)
     except Exception as error:  # whatever one contender does, the others keep their rows
-        row.status, row.note = "failed", f"{type(error).__name__}: {error}"
+        row.status, row.note, row.report = "failed", f"{type(error).__name__}: {error}", None
         return row
     row.error, row.pytorch_error, row.limit = check.error, check.pytorch_error, check.limit
     if not check.ok:
@@ -467,10 +469,10 @@ def describe(comparison: Comparison, lines: bool = False) -> str:
     parts = [f"{row.name}: {row.title}\n" + tabulate(facts, tablefmt="plain", disable_numparse=True)]
     if row.note:
         parts.append(row.note)
-    if row.counters:
-        parts.append(_counter_table(row.counters))
-    if lines and row.report:
-        parts.append(_line_table(row.report))
+    if row.report and row.report.launches:
+        parts.append(_counter_table(row.report.totals))
+        if lines:
+            parts.append(_line_table(row.report))
     return "\n\n".join(parts)
 
 
@@ -494,8 +496,9 @@ def _line_table(report: emulator.Report) -> str:
     columns = [(stacked, value) for stacked, _, value in _COUNTER_COLUMNS if value(report.totals)]
     rows = []
     for line in report.lines:
-        source = line.text if len(line.text) <= 40 else line.text[:39] + "…"
+        source = line.text if len(line.text) <= 32 else line.text[:31] + "…"
         values = [value(line.counters) for _, value in columns]
         rows.append([line.line, source, *(short(value) if value else "" for value in values)])
     headers = ["line", "source", *(stacked for stacked, _ in columns)]
-    return tabulate(rows, headers, disable_numparse=True, colalign=["right", "left"] + ["right"] * len(columns))
+    align = ["right", "left"] + ["right"] * len(columns)
+    return tabulate(rows, headers, disable_numparse=True, colalign=align if rows else None)

@@ -82,7 +82,7 @@ def test_a_problem_that_is_none_is_refused(options, message):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_without_a_gpu_is_refused():
-    with pytest.raises(ValueError, match="device is 'cuda', but torch .* sees no CUDA GPU: use cpu"):
+    with pytest.raises(ValueError, match=r"device is 'cuda', but torch .* sees no CUDA GPU: use cpu"):
         Problem(device="cuda")
 
 
@@ -124,11 +124,11 @@ def test_a_file_of_other_content_is_refused(tmp_path, content, message):
     save_file(content, tmp_path / "some.safetensors")
     with pytest.raises(ValueError) as refusal:
         Problem.from_file(tmp_path / "some.safetensors")
-    assert message in str(refusal.value) and "some.safetensors" in str(refusal.value) or "heads is 3" in message
+    assert message in str(refusal.value)
 
 
 def test_a_missing_a_damaged_and_a_cut_file_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="nowhere.safetensors is not there: a safetensors file is needed"):
+    with pytest.raises(ValueError, match=r"nowhere\.safetensors is not there: a safetensors file is needed"):
         Problem.from_file(tmp_path / "nowhere.safetensors")
     with pytest.raises(ValueError, match="is a directory"):
         Problem.from_file(tmp_path)
@@ -136,7 +136,7 @@ def test_a_missing_a_damaged_and_a_cut_file_are_refused(tmp_path):
     save_file(tensors(), whole)
     for content in (b"", b"q k v", whole.read_bytes()[:-9]):
         damaged.write_bytes(content)
-        with pytest.raises(ValueError, match="damaged.safetensors is not a whole safetensors file: "):
+        with pytest.raises(ValueError, match=r"damaged\.safetensors is not a whole safetensors file: "):
             Problem.from_file(damaged)
 
 
@@ -155,7 +155,7 @@ def test_versions_and_references_on_the_same_tensors():
     assert naive.shared_load_requests == 0 < fused.shared_load_requests
     assert fused.global_store_bytes == 2 * 5 * 33 * 4 < naive.global_store_bytes  # O and lse, nothing else
     assert comparison.baseline == "baseline"
-    with pytest.raises(KeyError, match="v03.* was not compared: v00_naive, v02_fa2"):
+    with pytest.raises(KeyError, match=r"v03.* was not compared: v00_naive, v02_fa2"):
         comparison["v03"]
 
 
