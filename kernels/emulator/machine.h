@@ -1,0 +1,183 @@
+// The emulated machine: a launch, and the workers that run its blocks one at a time, each on an OS thread of its own.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "emulator/fiber.h"
+#include "emulator/report.h"
+
+namespace emulator {
+
+constexpr int kWarpSize = 32;
+constexpr int kMaxThreads = 1024;  // a block
+constexpr int kMaxWarps = kMaxThreads / kWarpSize;
+constexpr int kBarriers = 16;
+constexpr size_t kMaxSharedBytes = 227 * 1024;  // a block, on the largest GPU emulated
+
+struct Warp;
+
+/// Does a collective's work for `lanes`, whose operands are warp.operands[lane]; results go where the operands are.
+using Perform = void (*)(Warp& warp, uint32_t lanes);
+
+/// An instruction that the lanes in `mask` execute together. The last of them to arrive performs it for all.
+struct Collective {
+    Op op;
+    uint32_t mask;
+    uint32_t pc;
+    Perform perform;
+    int instructions = 1;  // what it costs on the GPU: an 8-byte shuffle is two
+    unsigned bytes = 0;    // per lane, for the report
+    uint32_t arrived = 0;
+};
+
+/// A cp.async that has been issued; it has not landed yet.
+struct AsyncCopy {
+    char* shared;
+    const char* global;
+    uint8_t bytes, source_bytes;
+    uint32_t pc;
+};
+
+struct Thread {
+    Context context;
+    int number;         // in the block, x fastest
+    unsigned index[3];  // threadIdx
+    // Where it waits, when it waits.
+    Op wait_op;
+    uint32_t wait_pc;
+    // Its cp.asyncs, oldest first: the first groups[0] of them are the oldest committed group, and so on.
+    std::vector<AsyncCopy> copies;
+    std::vector<int> groups;
+};
+
+struct Warp {
+    int number;
+    uint32_t exists;               // lanes that the block has: the last warp may lack some
+    uint32_t alive;                // lanes that have not returned
+    uint32_t ready;                // lanes that can run
+    void* operands[kWarpSize];     // of the collective that the lane is in, on the lane's own stack
+    std::vector<Collective> open;  // collectives for which lanes wait
+};
+
+/// __syncthreads is barrier 0 with every live thread expected.
+struct Barrier {
+    unsigned expected = 0;  // threads; 0 = every live thread of the block
+    unsigned arrived = 0;
+    uint32_t lanes[kMaxWarps] = {};    // that have arrived
+    uint32_t waiting[kMaxWarps] = {};  // those of them that wait; the others went on (bar.arrive)
+    // Where the first to arrive stands.
+    const char* file = nullptr;
+    int line = 0;
+    uint32_t pc = 0;
+    int thread = 0;
+};
+
+/// The shared library that a kernel is in.
+struct Module {
+    std::string path;
+    uintptr_t base = 0;            // where its addresses count from
+    uintptr_t begin = 0, end = 0;  // its image in memory
+    size_t tls_id = 0;             // of its thread-local segment, which is its static shared memory; 0 = it has none
+    size_t tls_bytes = 0;
+
+    static Module containing(const void* address);
+    /// The calling OS thread's copy of the static shared memory.
+    char* static_shared() const;
+};
+
+struct Launch {
+    void (*thread)(void*);
+    void* argument;
+    unsigned grid[3], block[3];
+    size_t dynamic_bytes;
+    bool instrumented;
+    Module module;
+    int threads;      // in a block
+    uint64_t blocks;  // in the grid
+    std::atomic<uint64_t> next_block{0}, blocks_done{0};
+    std::atomic<bool> stop{false};  // set by a fatal finding or by cancelling
+};
+
+/// A block's shared memory.
+struct SharedMemory {
+    char* static_begin = nullptr;
+    size_t static_bytes = 0;
+    char* dynamic_begin = nullptr;
+    size_t dynamic_bytes = 0;
+};
+
+/// Runs blocks, one after another, on the OS thread that calls run(). A block's threads are fibers; they take turns:
+/// one runs until it has to wait for others. Kept between launches for its stacks.
+class Worker {
+  public:
+    Worker();
+    ~Worker();
+
+    /// Runs blocks of the launch until there are none left or it is stopped.
+    void run(Launch& launch);
+
+    // For the calls that kernel code makes, on the fiber of the running thread:
+
+    Thread& running() { return *running_; }
+    Warp& warp() { return warps_[running_->number / kWarpSize]; }
+    int lane() const { return running_->number % kWarpSize; }
+    uint32_t pc(const void* return_address) const {
+        return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(return_address) - launch_->module.base);
+    }
+    /// Takes part in a warp collective; returns when it has been performed. `operands` outlives the call.
+    void collective(const Collective& collective, void* operands);
+    void barrier(int id, unsigned threads, bool wait, const char* file, int line, uint32_t pc);
+    /// Lets every other warp run before this thread goes on.
+    void yield();
+    /// Records a fatal finding's block as lost and leaves it; the launch stops. The fiber is never resumed.
+    [[noreturn]] void abandon();
+
+    const Launch& launch() const { return *launch_; }
+    const unsigned* block() const { return block_; }
+    const SharedMemory& shared() const { return shared_; }
+    Findings& findings() { return findings_; }
+    /// A first occurrence to describe, with the running block filled in; null if it has been described.
+    Finding* occurred(Kind kind, uint32_t first_pc = 0, uint32_t second_pc = 0);
+
+  private:
+    static void thread_main();
+    void run_block(uint64_t block);
+    void start_threads();
+    void finish_thread();
+    /// The running thread waits: others run, and this returns when something has made it ready.
+    void suspend();
+    /// Picks the next thread that can run; null if none can, or if the launch has been stopped.
+    Thread* next_ready();
+    Context& resume(Thread* thread);
+    void complete(Warp& warp, size_t open_index);
+    void complete_if_arrived(Warp& warp);
+    void release(Barrier& barrier);
+    void release_if_arrived(Barrier& barrier);
+    void make_ready(Warp& warp, uint32_t lanes);
+    void report_deadlock();
+
+    Launch* launch_ = nullptr;
+    unsigned block_[3] = {0, 0, 0};
+    SharedMemory shared_;
+    std::vector<Thread> threads_;
+    std::vector<Warp> warps_;
+    Barrier barriers_[kBarriers];
+    uint32_t ready_warps_ = 0;
+    unsigned finished_ = 0;  // threads that have returned
+    int current_warp_ = 0;
+    Thread* running_ = nullptr;
+    Context main_;  // run_block, which the block's threads go back to
+    bool abandoned_ = false;
+    Stacks stacks_;
+    Findings findings_;
+};
+
+/// The worker whose block the calling OS thread runs; null on every other thread.
+extern thread_local Worker* current_worker __attribute__((tls_model("initial-exec"), visibility("hidden")));
+
+}  // namespace emulator

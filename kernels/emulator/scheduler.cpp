@@ -1,0 +1,292 @@
+// Runs a block: which thread is next, who waits for whom, and what it means when nobody can go on.
+#include <sys/mman.h>
+
+#include <cstring>
+#include <new>
+#include <set>
+
+#include "emulator/machine.h"
+#include "emulator/runtime.h"
+
+namespace emulator {
+
+thread_local Worker* current_worker = nullptr;
+
+static uint32_t bit(int index) { return uint32_t(1) << index; }
+
+/// The first set bit after `index`, else the first one: round robin.
+static int next_bit(uint32_t bits, int index) {
+    const uint32_t after = bits & ~((uint32_t(2) << index) - 1);
+    return __builtin_ctz(after != 0 ? after : bits);
+}
+
+Worker::Worker() {
+    void* memory = mmap(nullptr, kMaxSharedBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    shared_.dynamic_begin = static_cast<char*>(memory);
+}
+
+Worker::~Worker() { munmap(shared_.dynamic_begin, kMaxSharedBytes); }
+
+void Worker::run(Launch& launch) {
+    launch_ = &launch;
+    findings_ = Findings();
+    stacks_.reserve(launch.threads);
+    shared_.static_begin = launch.module.static_shared();
+    shared_.static_bytes = launch.module.tls_bytes;
+    shared_.dynamic_bytes = launch.dynamic_bytes;
+    threads_.resize(static_cast<size_t>(launch.threads));
+    warps_.resize(static_cast<size_t>((launch.threads + kWarpSize - 1) / kWarpSize));
+    current_worker = this;
+    while (!launch.stop) {
+        const uint64_t block = launch.next_block++;
+        if (block >= launch.blocks) break;
+        run_block(block);
+        if (!abandoned_) launch.blocks_done++;
+    }
+    current_worker = nullptr;
+    launch_ = nullptr;
+}
+
+void Worker::run_block(uint64_t block) {
+    block_[0] = static_cast<unsigned>(block % launch_->grid[0]);
+    block_[1] = static_cast<unsigned>(block / launch_->grid[0] % launch_->grid[1]);
+    block_[2] = static_cast<unsigned>(block / launch_->grid[0] / launch_->grid[1]);
+    // Bytes that nobody wrote read as NaN, whatever the floating-point type.
+    memset(shared_.static_begin, 0xff, shared_.static_bytes);
+    memset(shared_.dynamic_begin, 0xff, shared_.dynamic_bytes);
+    start_threads();
+    switch_context(main_, resume(&threads_[0]));
+    if (abandoned_) {
+        launch_->stop = true;
+    } else if (finished_ < threads_.size() && !launch_->stop) {
+        report_deadlock();
+        launch_->stop = abandoned_ = true;
+    } else if (finished_ < threads_.size()) {
+        abandoned_ = true;
+    }
+}
+
+void Worker::start_threads() {
+    finished_ = 0;
+    abandoned_ = false;
+    current_warp_ = 0;
+    ready_warps_ = 0;
+    for (Barrier& barrier : barriers_) barrier = Barrier();
+    const int count = launch_->threads;
+    for (int w = 0; w < static_cast<int>(warps_.size()); ++w) {
+        Warp& warp = warps_[static_cast<size_t>(w)];
+        const int lanes = count - w * kWarpSize;
+        warp.number = w;
+        warp.exists = lanes >= kWarpSize ? ~uint32_t(0) : bit(lanes) - 1;
+        warp.alive = warp.exists;
+        warp.ready = 0;
+        warp.open.clear();
+        make_ready(warp, warp.exists);
+    }
+    const unsigned* size = launch_->block;
+    for (int t = 0; t < count; ++t) {
+        Thread& thread = threads_[static_cast<size_t>(t)];
+        const unsigned number = static_cast<unsigned>(t);
+        thread.number = t;
+        thread.index[0] = number % size[0];
+        thread.index[1] = number / size[0] % size[1];
+        thread.index[2] = number / size[0] / size[1];
+        thread.copies.clear();
+        thread.groups.clear();
+        start_context(thread.context, stacks_.top(t), thread_main);
+    }
+}
+
+void Worker::thread_main() {
+    Worker& worker = *current_worker;
+    worker.launch_->thread(worker.launch_->argument);
+    worker.finish_thread();
+}
+
+void Worker::finish_thread() {
+    Warp& warp = this->warp();
+    warp.alive &= ~bit(lane());
+    warp.ready &= ~bit(lane());
+    ++finished_;
+    // Those who wait for everyone alive need not wait for this thread any more.
+    complete_if_arrived(warp);
+    release_if_arrived(barriers_[0]);
+    Context never_resumed;
+    switch_context(never_resumed, resume(next_ready()));
+}
+
+// ---- taking turns
+
+Thread* Worker::next_ready() {
+    int after = running_->number % kWarpSize;
+    for (;;) {
+        Warp& warp = warps_[static_cast<size_t>(current_warp_)];
+        if (warp.ready != 0)
+            return &threads_[static_cast<size_t>(current_warp_ * kWarpSize + next_bit(warp.ready, after))];
+        ready_warps_ &= ~bit(current_warp_);
+        if (ready_warps_ == 0 || launch_->stop.load(std::memory_order_relaxed)) return nullptr;
+        current_warp_ = next_bit(ready_warps_, current_warp_);
+        after = kWarpSize - 1;
+    }
+}
+
+Context& Worker::resume(Thread* thread) {
+    if (thread == nullptr) return main_;
+    running_ = thread;
+    return thread->context;
+}
+
+void Worker::suspend() {
+    Context& context = running_->context;
+    warp().ready &= ~bit(lane());
+    switch_context(context, resume(next_ready()));
+}
+
+void Worker::yield() {
+    Context& context = running_->context;
+    const uint32_t others = ready_warps_ & ~bit(current_warp_);
+    if (others != 0) current_warp_ = next_bit(others, current_warp_);
+    if (launch_->stop.load(std::memory_order_relaxed)) abandon();
+    Context& next = resume(next_ready());
+    if (&next != &context) switch_context(context, next);
+}
+
+void Worker::make_ready(Warp& warp, uint32_t lanes) {
+    warp.ready |= lanes;
+    ready_warps_ |= bit(warp.number);
+}
+
+void Worker::abandon() {
+    abandoned_ = true;
+    Context never_resumed;
+    switch_context(never_resumed, main_);
+    __builtin_unreachable();
+}
+
+// ---- warp collectives
+
+void Worker::collective(const Collective& wanted, void* operands) {
+    Warp& warp = this->warp();
+    const uint32_t me = bit(lane());
+    warp.operands[lane()] = operands;
+    size_t i = 0;
+    while (i < warp.open.size() && (warp.open[i].mask != (wanted.mask | me) || warp.open[i].op != wanted.op ||
+                                    warp.open[i].perform != wanted.perform || (warp.open[i].arrived & me)))
+        ++i;
+    if (i == warp.open.size()) {
+        warp.open.push_back(wanted);
+        warp.open[i].mask |= me;
+    }
+    warp.open[i].arrived |= me;
+    if ((warp.open[i].mask & warp.alive & ~warp.open[i].arrived) == 0) return complete(warp, i);
+    running_->wait_op = wanted.op;
+    running_->wait_pc = wanted.pc;
+    suspend();
+}
+
+void Worker::complete(Warp& warp, size_t open_index) {
+    const Collective collective = warp.open[open_index];
+    warp.open.erase(warp.open.begin() + static_cast<std::ptrdiff_t>(open_index));
+    if (collective.perform != nullptr) collective.perform(warp, collective.arrived);
+    make_ready(warp, collective.arrived);
+}
+
+void Worker::complete_if_arrived(Warp& warp) {
+    for (size_t i = warp.open.size(); i-- > 0;)
+        if ((warp.open[i].mask & warp.alive & ~warp.open[i].arrived) == 0) complete(warp, i);
+}
+
+// ---- barriers
+
+void Worker::barrier(int id, unsigned threads, bool wait, const char* file, int line, uint32_t pc) {
+    Barrier& barrier = barriers_[id];
+    const int thread = running_->number;
+    if (barrier.arrived == 0) {
+        barrier.expected = threads;
+        barrier.file = file;
+        barrier.line = line;
+        barrier.pc = pc;
+        barrier.thread = thread;
+    } else if (id == 0 && (barrier.line != line || strcmp(barrier.file, file) != 0)) {
+        if (Finding* finding = occurred(Kind::divergent_barrier, barrier.pc, pc)) {
+            finding->threads = {barrier.thread, thread};
+            finding->detail = "threads of one block wait at different __syncthreads()";
+        }
+    }
+    ++barrier.arrived;
+    barrier.lanes[thread / kWarpSize] |= bit(thread % kWarpSize);
+    if (wait) barrier.waiting[thread / kWarpSize] |= bit(thread % kWarpSize);
+    running_->wait_op = Op::barrier;
+    running_->wait_pc = pc;
+    if (wait) warp().ready &= ~bit(lane());
+    release_if_arrived(barrier);
+    if (wait && !(warp().ready & bit(lane()))) suspend();
+}
+
+void Worker::release_if_arrived(Barrier& barrier) {
+    const unsigned alive = static_cast<unsigned>(launch_->threads) - finished_;
+    if (barrier.arrived > 0 && barrier.arrived >= (barrier.expected != 0 ? barrier.expected : alive)) release(barrier);
+}
+
+void Worker::release(Barrier& barrier) {
+    if (barrier.expected == 0 && finished_ > 0) {
+        if (Finding* finding = occurred(Kind::divergent_barrier, barrier.pc)) {
+            int exited = 0;
+            while (warps_[static_cast<size_t>(exited / kWarpSize)].alive & bit(exited % kWarpSize)) ++exited;
+            finding->threads = {barrier.thread, exited};
+            finding->detail = std::to_string(finished_) + " of the block's " + std::to_string(launch_->threads) +
+                              " threads returned without reaching this barrier";
+        }
+    }
+    const Barrier released = barrier;
+    barrier = Barrier();
+    for (Warp& warp : warps_)
+        if (released.waiting[warp.number] != 0) make_ready(warp, released.waiting[warp.number]);
+}
+
+// ---- findings
+
+Finding* Worker::occurred(Kind kind, uint32_t first_pc, uint32_t second_pc) {
+    Finding* finding = findings_.occurred(kind, first_pc, second_pc);
+    if (finding == nullptr) return nullptr;
+    memcpy(finding->block, block_, sizeof block_);
+    if (first_pc != 0) finding->pcs.push_back(first_pc);
+    if (second_pc != 0) finding->pcs.push_back(second_pc);
+    return finding;
+}
+
+void Worker::report_deadlock() {
+    Finding* finding = occurred(Kind::deadlock);
+    if (finding == nullptr) return;
+    std::map<std::pair<Op, uint32_t>, int> waiting;  // how many threads wait there
+    for (const Thread& thread : threads_) {
+        const Warp& warp = warps_[static_cast<size_t>(thread.number / kWarpSize)];
+        if (!(warp.alive & bit(thread.number % kWarpSize))) continue;
+        if (waiting[{thread.wait_op, thread.wait_pc}]++ > 0) continue;
+        finding->threads.push_back(thread.number);
+        finding->pcs.push_back(thread.wait_pc);
+    }
+    std::string detail = "nobody can go on:";
+    for (const auto& [where, count] : waiting)
+        detail += ' ' + std::to_string(count) + " wait in a " + name(where.first) + ',';
+    finding->detail = detail + ' ' + std::to_string(finished_) + " have returned";
+}
+
+}  // namespace emulator
+
+// ---- what kernel code calls
+
+using emulator::current_worker;
+
+unsigned emulator_thread_index(int axis) { return current_worker->running().index[axis]; }
+unsigned emulator_block_index(int axis) { return current_worker->block()[axis]; }
+unsigned emulator_block_size(int axis) { return current_worker->launch().block[axis]; }
+unsigned emulator_grid_size(int axis) { return current_worker->launch().grid[axis]; }
+void* emulator_dynamic_shared() { return current_worker->shared().dynamic_begin; }
+
+void emulator_barrier(int id, unsigned threads, bool wait, const char* file, int line) {
+    current_worker->barrier(id, threads, wait, file, line, current_worker->pc(__builtin_return_address(0)));
+}
+void emulator_yield() { current_worker->yield(); }
+uint32_t emulator_active_mask() { return current_worker->warp().alive; }
