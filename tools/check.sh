@@ -18,8 +18,8 @@ release() { # of the interpreter: 3.11
 if ! command -v "$python" >/dev/null; then
     missing "Python 3.11 or newer ($python is not here; PYTHON=... names another)" 'python3 python3-venv' python3 python
 elif ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-    missing "Python 3.11 or newer ($python is $(release)); once it is here, name it: PYTHON=python3.12" \
-        'python3.12 python3.12-venv' python3.12 python
+    missing "Python 3.11 or newer ($python is $(release)); once it is here, name it: PYTHON=python3.11" \
+        'python3.11 python3.11-venv' python3.11 python
 elif ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
     missing "the module venv of $python" "python$(release)-venv" python3 python
 fi

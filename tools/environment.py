@@ -33,7 +33,7 @@ folders.append(str(pathlib.Path(torch.__file__).parents[1]))
 print(json.dumps({"version": torch.__version__, "folders": list(dict.fromkeys(folders))}))
 """
 
-# The sizes are those of torch 2.13.0 for Linux x86-64 and CPython 3.12 with all that it depends on, as pip downloads it.
+# The sizes are those of torch 2.13.0 for Linux x86-64 and CPython 3.12, with all that pip downloads for it.
 ABOUT_TORCH = """\
         PyTorch is most of it. PyPI's for Linux on x86-64 carries CUDA: 2.7 GB to download, 4.8 GB on disk.
         - Without an NVIDIA GPU 0.2 GB are enough: stop this with Ctrl-C and add to the make command
@@ -72,8 +72,6 @@ def main() -> None:
         write_record(venv, made_with=base, requirements=None)  # from here on the folder is known as ours to remove
         run([base, "-m", "venv", venv])
         torch = find_torch(base)
-        if torch:
-            show_packages(python, torch["folders"])
     elif runs(python):
         say(f"Installing into {venv.name}, which make did not make")
         torch = find_torch(python)
@@ -91,12 +89,14 @@ def main() -> None:
     if not runs(python, "import pip"):  # environments that uv makes have none
         run([python, "-m", "ensurepip"])
     run([python, "-m", "pip", "install", *shlex.split(os.environ.get("PIP_ARGS", "")), *pins])
+    if torch and ours:
+        show_packages(python, torch["folders"])  # only now: pip should have seen none of them and installed every pin
     write_record(venv, made_with=base if ours else None, requirements=wanted)
     say(f"{venv.name} is ready")
 
 
 def choose_base(venv: Path, made_with: str | None, chosen: bool) -> str:
-    """The interpreter to make `venv` with: the running one if the reader chose it, else the one `venv` was made with."""
+    """What to make `venv` with: the running interpreter if the reader chose it, else the one `venv` was made with."""
     inside = venv.exists() and Path(sys.prefix).resolve() == venv.resolve()  # the reader has activated it
     if made_with and runs(made_with) and (inside or not chosen):
         return made_with
@@ -163,9 +163,7 @@ def run(command: list) -> None:
     """Runs a command that says itself what it does, and ends the program if it fails."""
     status = subprocess.run(command, check=False).returncode
     if status:
-        sys.exit(
-            f"Stopped: `{shlex.join(map(str, command[:4]))} ...` failed, see above. Once that is mended, run make again."
-        )
+        sys.exit(f"`{shlex.join(map(str, command[:4]))} ...` failed, see above. Once that is mended, run make again.")
 
 
 if __name__ == "__main__":

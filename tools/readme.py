@@ -1,7 +1,8 @@
 """Writes the tables of README.md and kernels/README.md anew: `make docs`.
 
-What stands between `<!-- generated: NAME -->` and `<!-- end -->` in README.md is what the function NAME here returns; it comes
-from flash_tutorial/versions.py, from a run in the emulator and from results/. tests/test_readme.py holds the files to it.
+What stands between `<!-- generated: NAME -->` and `<!-- end -->` in README.md is what the function NAME here returns. It
+comes from flash_tutorial/versions.py, from a run in the emulator and from results/; tests/test_readme.py checks that it
+is current.
 """
 
 import re
@@ -68,14 +69,12 @@ def speed() -> str:
         names = sorted({row["version"] for row in members}, key=lambda name: (not _is_version(name), name))
         date = max(row["date"] for row in members)[:10]
         mask = "causal" if causal else "not causal"
+        stale = any(row["stale"] for row in members)
         parts.append(
-            f"Microseconds, and in brackets TFLOP/s, on {gpu} ({date}): {dtype}, B={batch}, H={heads}, D={head_dim}, {mask}. "
-            "`baseline` and `sdpa_…` are PyTorch."
-            + (
-                " An asterisk: measured before the kernel's last change."
-                if any(row["stale"] for row in members)
-                else ""
-            )
+            f"Microseconds, and in brackets TFLOP/s, on {gpu} ({date}): {dtype}, B={batch}, H={heads}, D={head_dim}, "
+            f"{mask}. `baseline` and `sdpa_…` are PyTorch."
+            + " An asterisk: measured before the kernel's last change."
+            * stale
         )
         table = [[name, *(cells.get((name, length), "") for length in lengths)] for name in names]
         headers = ["", *(f"N={length}" for length in lengths)]
