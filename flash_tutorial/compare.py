@@ -276,7 +276,12 @@ def _add_times(comparison: Comparison, contenders: Sequence[Contender], tensors)
     """Times what is right: what a wrong kernel takes does not matter."""
     timed = {row.name: row for row in comparison if row.status == "right"}
     functions = {each.name: functools.partial(each.run, *tensors) for each in contenders if each.name in timed}
-    timings, comparison.timer = time_on_gpu(functions)
+    try:
+        timings, comparison.timer = time_on_gpu(functions)
+    except RuntimeError as error:  # after one kernel's stray access CUDA refuses this process everything
+        for row in timed.values():
+            row.status, row.note = "failed", f"right, but not timed: {error}"
+        return
     base = timings.get(comparison.baseline)
     for name, timing in timings.items():
         row = timed[name]
@@ -296,22 +301,22 @@ def render(comparison: Comparison, format: str = "simple") -> str:
     return renderers[format](comparison)
 
 
+def sectors_per_request(counters: emulator.Counters) -> float | None:
+    """32-byte sectors that one warp-wide global load or store touches on average: 4 for neighbouring 4-byte words."""
+    requests = counters.global_load_requests + counters.global_store_requests
+    return (counters.global_load_sectors + counters.global_store_sectors) / requests if requests else None
+
+
 # terminal header, full header, value; those of the emulator, from its Counters
 _COUNTER_COLUMNS: tuple[tuple[str, str, Callable], ...] = (
     ("global\nload\nbytes", "global load bytes", lambda c: c.global_load_bytes),
     ("global\nstore\nbytes", "global store bytes", lambda c: c.global_store_bytes),
-    ("sectors\n/request", "sectors / request", lambda c: sectors_per_request(c)),
+    ("sectors\n/request", "sectors / request", sectors_per_request),
     ("shared\nwave-\nfronts", "shared wavefronts", lambda c: c.shared_load_wavefronts + c.shared_store_wavefronts),
     ("bank\ncon-\nflicts", "bank conflicts", lambda c: c.shared_load_conflicts + c.shared_store_conflicts),
     ("barriers", "barriers", lambda c: c.barriers),
     ("shuffles", "shuffles", lambda c: c.shuffles),
 )
-
-
-def sectors_per_request(counters: emulator.Counters) -> float | None:
-    """32-byte sectors that one warp-wide global load or store touches on average: 4 for neighbouring 4-byte words."""
-    requests = counters.global_load_requests + counters.global_store_requests
-    return (counters.global_load_sectors + counters.global_store_sectors) / requests if requests else None
 
 
 def short(number: float) -> str:

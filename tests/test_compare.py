@@ -256,6 +256,16 @@ def test_right_rows_get_times_and_a_speed_relative_to_the_baseline(monkeypatch, 
     assert json.loads(render(pretended_gpu, "json"))["rows"][0]["microseconds_p80"] == 1000
 
 
+def test_a_gpu_that_gives_up_leaves_the_errors_and_says_so(monkeypatch, pretended_gpu):
+    def give_up(functions):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(comparing, "time_on_gpu", give_up)
+    comparing._add_times(pretended_gpu, [], ())
+    assert [row.status for row in pretended_gpu] == ["failed"] * 3 and pretended_gpu[0].error == 1e-7
+    assert "not timed: CUDA error: an illegal memory access" in render(pretended_gpu)
+
+
 def test_without_triton_torchs_own_timer_is_used(monkeypatch):
     monkeypatch.setattr(comparing.importlib.util, "find_spec", lambda name: None)
     timings, timer = comparing.time_on_gpu({"wait": lambda: time.sleep(2e-3)})
