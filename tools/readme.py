@@ -1,8 +1,7 @@
 """Writes the tables of README.md and kernels/README.md anew: `make docs`.
 
-What stands between `<!-- generated: NAME -->` and `<!-- end -->` in README.md is what the function NAME here returns. It
-comes from flash_tutorial/versions.py, from a run in the emulator and from results/; tests/test_readme.py checks that it
-is current.
+What stands between `<!-- generated: NAME -->` and `<!-- end -->` in README.md is what the function NAME here returns: from
+flash_tutorial/versions.py, from a run in the emulator and from results/. tests/test_readme.py checks that it is current.
 """
 
 import re
