@@ -1,7 +1,7 @@
 """Writes the tables of README.md and kernels/README.md anew: `make docs`.
 
-What stands between `<!-- generated: NAME -->` and `<!-- end -->` in README.md is what the function NAME here returns: from
-flash_tutorial/versions.py, from a run in the emulator and from results/. tests/test_readme.py checks that it is current.
+What stands between `<!-- generated: NAME -->` and `<!-- end -->` in README.md is what the function NAME here returns,
+from flash_tutorial/versions.py, a run in the emulator, or results/. tests/test_readme.py checks that it is current.
 """
 
 import re
@@ -10,9 +10,10 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from flash_tutorial import benchmark, versions
+from flash_tutorial import benchmark
 from flash_tutorial.compare import compare, sectors_per_request
 from flash_tutorial.problem import Problem
+from flash_tutorial.versions import VERSIONS, write_readme
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = (ROOT / "tests" / "data" / "minilm_qkv.safetensors", "layer3")  # what `make demo` compares on
@@ -20,9 +21,7 @@ DEMO = (ROOT / "tests" / "data" / "minilm_qkv.safetensors", "layer3")  # what `m
 
 def ladder() -> str:
     """Every version: its kernel, its idea and its notebook."""
-    rows = [
-        [f"[{v.name}](kernels/{v.name}.cu)", v.idea, f"[notebook](notebooks/{v.name}.ipynb)"] for v in versions.VERSIONS
-    ]
+    rows = [[f"[{v.name}](kernels/{v.name}.cu)", v.idea, f"[notebook](notebooks/{v.name}.ipynb)"] for v in VERSIONS]
     return tabulate(rows, ["version", "idea", ""], tablefmt="github")
 
 
@@ -89,7 +88,7 @@ def _time(row: dict) -> str:
 
 
 def _is_version(name: str) -> bool:
-    return any(version.name == name for version in versions.VERSIONS)
+    return any(version.name == name for version in VERSIONS)
 
 
 def filled(text: str) -> str:
@@ -106,4 +105,4 @@ def filled(text: str) -> str:
 if __name__ == "__main__":
     readme = ROOT / "README.md"
     readme.write_text(filled(readme.read_text()))
-    print(f"Wrote {readme} and {versions.write_readme()}")
+    print(f"Wrote {readme} and {write_readme()}")
