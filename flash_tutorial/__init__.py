@@ -18,7 +18,8 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING
 
-from flash_tutorial.versions import VERSIONS, Version, find
+from flash_tutorial import versions
+from flash_tutorial.versions import Version, find
 
 if TYPE_CHECKING:
     from flash_tutorial import emulator, reference
@@ -48,11 +49,6 @@ _LAZY = {
     "emulator": None,
     "reference": None,
 }
-
-
-def versions() -> tuple[Version, ...]:
-    """Every version in ladder order."""
-    return VERSIONS
 
 
 def version(name: str | int) -> Version:

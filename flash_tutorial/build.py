@@ -337,17 +337,13 @@ def _build_library(source: Path, backend: str, archs: tuple[str, ...], target: P
     objects = [str(kernel), str(binding(backend, temporary.parent))]
     # The linker is only told the names of PyTorch's libraries, through empty ones: at run time they are in the process
     # already. So a CUDA library can be linked where PyTorch has no CUDA.
-    torch = [str(_empty_library(f"lib{name}.so", temporary)) for name in _torch_libraries(backend)]
-    link = ["-Wl,-Bsymbolic", "-Wl,--no-as-needed"]
-    if backend == "cuda":
-        link = [f"-Xlinker={flag.removeprefix('-Wl,')}" for flag in link]
-        _run([_require_nvcc(), "-shared", "-cudart=static", *link, *objects, *torch, "-o", str(target)], source)
-    else:
-        _run([cxx(), "-shared", *link, *objects, *torch, "-o", str(target)], source)
-
-
-def _torch_libraries(backend: str) -> tuple[str, ...]:
-    return ("torch_cpu", "torch_cuda") if backend == "cuda" else ("torch_cpu",)
+    torch = ("libtorch_cpu.so", "libtorch_cuda.so") if backend == "cuda" else ("libtorch_cpu.so",)
+    linker = ["-Bsymbolic", "--no-as-needed", *(str(_empty_library(name, temporary)) for name in torch)]
+    tool = [_require_nvcc(), "-cudart=static"] if backend == "cuda" else [cxx()]
+    _run(
+        [*tool, "-shared", *objects, *(word for flag in linker for word in ("-Xlinker", flag)), "-o", str(target)],
+        source,
+    )
 
 
 def _empty_library(name: str, directory: Path) -> Path:
