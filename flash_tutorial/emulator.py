@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import hashlib
 import json
@@ -186,7 +187,7 @@ def _site_counters(site: dict) -> Counters:
             return Counters(atomics=requests)
         case "shuffle":
             return Counters(shuffles=requests)
-        case "vote" | "reduce":
+        case "vote" | "match" | "reduce":
             return Counters(votes=requests)
         case "mma":
             return Counters(mma=requests)
@@ -247,7 +248,7 @@ class _Symbols:
         self.frames: dict[int, tuple[Location, ...]] = {}  # address → frames, innermost first
 
     def prefetch(self, addresses: Iterable[int]) -> None:
-        missing = sorted({address for address in addresses} - self.frames.keys())
+        missing = sorted(set(addresses) - self.frames.keys())
         if not missing:
             return
         command = ["addr2line", "-e", self.module, "-a", "-i", "-f", "-C"]
@@ -646,20 +647,13 @@ _lock = threading.RLock()  # one launch at a time; a launch uses every core by i
 def configure(arch: str | None = None, threads: int | None = None) -> None:
     """Which GPU to be (its shared memory is enforced; "sm_90" unless told), and on how many of this machine's cores
     blocks run (0, as at first: on all). What is left out stays. Raises ValueError for what is not known."""
-    if arch is not None:
-        _settings.arch = _checked_arch(arch)
-    if threads is not None:
-        if threads < 0:
-            raise ValueError(f"threads={threads}: 0 (all cores) or more is accepted")
-        _settings.threads = threads
-
-
-def _checked_arch(arch: str) -> str:
+    arch = _settings.arch if arch is None else arch
+    threads = _settings.threads if threads is None else threads
     if arch not in SHARED_MEMORY_PER_BLOCK:
-        raise ValueError(
-            f"arch={arch!r} is not known to the emulator; accepted are {', '.join(SHARED_MEMORY_PER_BLOCK)}"
-        )
-    return arch
+        raise ValueError(f"arch={arch!r} is not known to the emulator; known are {', '.join(SHARED_MEMORY_PER_BLOCK)}")
+    if threads < 0:
+        raise ValueError(f"threads={threads}: a number of threads, or 0 for one a core, is accepted")
+    _settings.arch, _settings.threads = arch, threads
 
 
 @dataclass
@@ -677,19 +671,21 @@ def is_instrumenting() -> bool:
 
 
 @contextlib.contextmanager
-def instrument(arch: str = "sm_90", raise_on_finding: bool = True) -> Iterator[Report]:
+def instrument(arch: str | None = None, raise_on_finding: bool = True, threads: int | None = None) -> Iterator[Report]:
     """CPU calls inside run instrumented, for the whole process; the `Report` fills as they are made.
 
     A finding raises `KernelFinding` from the call that made it, or, with `raise_on_finding=False`, is only listed in
-    `report.findings`. Raises ValueError for an unknown `arch`. Inside another `instrument()`, both reports fill."""
+    `report.findings`. `arch` and `threads` are as in `configure`, for the time being. Inside another `instrument()`,
+    both reports fill."""
+    before = dataclasses.replace(_settings)
+    configure(arch, threads)
     instrumentation = _Instrumentation(Report(), raise_on_finding)
-    previous_arch, _settings.arch = _settings.arch, _checked_arch(arch)
     _active.append(instrumentation)
     try:
         yield instrumentation.report
     finally:
         _active.remove(instrumentation)
-        _settings.arch = previous_arch
+        configure(before.arch, before.threads)
 
 
 class _Watch:
@@ -896,9 +892,9 @@ _NUMBERS = {
 
 def _argument(what: str, code: str, argument: Any) -> Any:
     """`argument` as the ctypes value that a parameter of this code takes; the codes are those of emulator/export.h."""
+    if code[0] in "rw":
+        return ctypes.c_void_p(_pointer(what, code[0] == "w", code[1], int(code[2:]), argument))
     kind, size = code[0], int(code[1:])
-    if kind in "rw":
-        return ctypes.c_void_p(_pointer(what, size, kind == "w", argument))
     if kind == "s":
         if len(bytes(argument)) != size:
             raise TypeError(f"{what} is a struct of {size} bytes; {len(bytes(argument))} came")
@@ -907,29 +903,34 @@ def _argument(what: str, code: str, argument: Any) -> Any:
         return _NUMBERS[code](float(argument))
     value = _NUMBERS[code](int(argument))
     if value.value != argument:
-        raise OverflowError(
-            f"{what}: {argument!r} is not a whole number of {size} bytes, {'signed' if kind == 'i' else 'unsigned'}"
-        )
+        sign = "signed" if kind == "i" else "unsigned"
+        raise OverflowError(f"{what} is a whole number of {size} bytes, {sign}; {argument!r} came")
     return value
 
 
-def _pointer(what: str, size: int, writable: bool, argument: Any) -> int | None:
+def _pointer(what: str, written: bool, kind: str, size: int, argument: Any) -> int | None:
+    """The address of an array that fits a pointer to elements of this kind and size (to a struct: any numbers)."""
     if argument is None:
         return None
     if hasattr(argument, "data_ptr"):  # a torch tensor
-        address, itemsize, contiguous = argument.data_ptr, argument.element_size(), argument.is_contiguous()
-        readonly, local = False, argument.device.type == "cpu"
+        floats, size_here, contiguous = argument.is_floating_point(), argument.element_size(), argument.is_contiguous()
+        readonly, local, address = False, argument.device.type == "cpu", argument.data_ptr()
     elif hasattr(argument, "__array_interface__"):
-        address, itemsize, contiguous = lambda: argument.ctypes.data, argument.itemsize, argument.flags.c_contiguous
-        readonly, local = not argument.flags.writeable, True
+        floats, size_here, contiguous = argument.dtype.kind == "f", argument.itemsize, argument.flags.c_contiguous
+        readonly, local, address = not argument.flags.writeable, True, argument.ctypes.data
     else:
         raise TypeError(f"{what} is a pointer: a NumPy array or CPU tensor is accepted, {type(argument).__name__} came")
     if not local or not contiguous:
         raise ValueError(f"{what} takes a C-contiguous array in this machine's memory")
-    if size and itemsize != size:
-        raise TypeError(
-            f"{what} points to elements of {size} bytes; those of the array have {itemsize} ({argument.dtype})"
-        )
-    if writable and readonly:
+    if kind == "s":
+        fits, wanted = size % size_here == 0, f"structs of {size} bytes"
+    else:
+        fits, wanted = size_here == size and floats == (kind == "f"), f"{size}-byte {_KIND_NAMES.get(kind)} elements"
+    if kind != "v" and not fits:
+        raise TypeError(f"{what} points to {wanted}; an array of {argument.dtype} came")
+    if written and readonly:
         raise ValueError(f"{what} is written by the kernel, but the array is read-only")
-    return address()
+    return address
+
+
+_KIND_NAMES = {"f": "float", "i": "signed", "u": "unsigned"}

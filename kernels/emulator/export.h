@@ -11,25 +11,30 @@
 
 namespace emulator {
 
-/// A parameter's code: `r4` a pointer to const elements of 4 bytes (`r0`: to void), `w4` one to elements that may be
-/// written, `i4` `u4` a signed or unsigned whole number of 4 bytes, `f4` a float, `s12` a struct of 12 bytes.
+/// `f4` is a float of 4 bytes, `i4` and `u4` signed and unsigned whole numbers, `s12` a struct of 12 bytes, `v0` void.
+template <class T>
+std::string type_code() {
+    if constexpr (std::is_void_v<T>) {
+        return "v0";
+    } else {
+        const char* kind = std::is_floating_point_v<T> ? "f"
+                           : !std::is_integral_v<T>    ? "s"
+                           : std::is_signed_v<T>       ? "i"
+                                                       : "u";
+        return kind + std::to_string(sizeof(T));
+    }
+}
+
+/// A parameter's code: its type's, after `r` for a pointer to const elements, `w` for one to elements that may be
+/// written.
 template <class P>
 std::string parameter_code() {
+    static_assert(std::is_trivially_copyable_v<P>, "a kernel's parameters are passed as bytes");
     if constexpr (std::is_pointer_v<P>) {
         using Element = std::remove_pointer_t<P>;
-        const char* access = std::is_const_v<Element> ? "r" : "w";
-        if constexpr (std::is_void_v<Element>) {
-            return access + std::to_string(0);
-        } else {
-            return access + std::to_string(sizeof(Element));
-        }
+        return (std::is_const_v<Element> ? "r" : "w") + type_code<std::remove_cv_t<Element>>();
     } else {
-        static_assert(std::is_trivially_copyable_v<P>, "a kernel's parameters are passed as bytes");
-        const char* kind = std::is_floating_point_v<P> ? "f"
-                           : !std::is_integral_v<P>    ? "s"
-                           : std::is_signed_v<P>       ? "i"
-                                                       : "u";
-        return kind + std::to_string(sizeof(P));
+        return type_code<P>();
     }
 }
 

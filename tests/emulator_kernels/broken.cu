@@ -1,0 +1,234 @@
+// Kernels with one mistake each, and beside each the same kernel mended. tests/test_emulator_findings.py launches both:
+// the first must be reported, at the very line; the second must be clean.
+#include <flash/launch.cuh>
+#include <flash/ptx/cp_async.cuh>
+
+namespace {
+
+using flash::dynamic_shared;
+
+/// out[i] = in[n - 1 - i], n = blockDim.x, in several warps.
+template <bool MENDED>
+__device__ __forceinline__ void missing_syncthreads(const float* in, float* out) {
+    float* tile = dynamic_shared<float>();
+    tile[threadIdx.x] = in[threadIdx.x];
+    if (MENDED) __syncthreads();
+    out[threadIdx.x] = tile[blockDim.x - 1 - threadIdx.x];
+}
+
+/// The same inside one warp.
+template <bool MENDED>
+__device__ __forceinline__ void missing_syncwarp(const float* in, float* out) {
+    float* tile = dynamic_shared<float>();
+    tile[threadIdx.x] = in[threadIdx.x];
+    if (MENDED) __syncwarp();
+    out[threadIdx.x] = tile[threadIdx.x ^ 1];
+}
+
+/// A tile that is filled again while another warp may still read it: out[i] = sum over steps of in[step][n - 1 - i].
+template <bool MENDED>
+__device__ __forceinline__ void overwritten_too_early(const float* in, float* out, int steps) {
+    float* tile = dynamic_shared<float>();
+    float sum = 0.f;
+    for (int step = 0; step < steps; ++step) {
+        tile[threadIdx.x] = in[step * blockDim.x + threadIdx.x];
+        __syncthreads();
+        sum += tile[blockDim.x - 1 - threadIdx.x];
+        if (MENDED) __syncthreads();
+    }
+    out[threadIdx.x] = sum;
+}
+
+/// Two threads of one warp store to one place in one instruction.
+template <bool MENDED>
+__device__ __forceinline__ void same_place(float* out) {
+    float* tile = dynamic_shared<float>();
+    tile[MENDED ? threadIdx.x : threadIdx.x / 2] = threadIdx.x;
+    __syncthreads();
+    out[threadIdx.x] = tile[threadIdx.x / 2];
+}
+
+/// Each thread copies 16 bytes asynchronously and reads its own copy.
+template <bool MENDED>
+__device__ __forceinline__ void missing_wait(const float4* in, float4* out) {
+    float4* tile = dynamic_shared<float4>();
+    flash::ptx::cp_async_16(&tile[threadIdx.x], &in[threadIdx.x]);
+    flash::ptx::cp_async_commit_group();
+    if (MENDED) flash::ptx::cp_async_wait_group<0>();
+    out[threadIdx.x] = tile[threadIdx.x];
+}
+
+/// Two groups in flight; waiting for the older is not enough to read the younger.
+template <bool MENDED>
+__device__ __forceinline__ void waited_for_too_few(const float4* in, float4* out) {
+    float4* tile = dynamic_shared<float4>();
+    for (int stage = 0; stage < 2; ++stage) {
+        flash::ptx::cp_async_16(&tile[stage * blockDim.x + threadIdx.x], &in[stage * blockDim.x + threadIdx.x]);
+        flash::ptx::cp_async_commit_group();
+    }
+    flash::ptx::cp_async_wait_group<MENDED ? 0 : 1>();
+    out[threadIdx.x] = tile[blockDim.x + threadIdx.x];
+}
+
+/// A thread reads what another copied: a wait without a barrier orders only the thread that waits.
+template <bool MENDED>
+__device__ __forceinline__ void wait_without_barrier(const float4* in, float4* out) {
+    float4* tile = dynamic_shared<float4>();
+    flash::ptx::cp_async_16(&tile[threadIdx.x], &in[threadIdx.x]);
+    flash::ptx::cp_async_commit_group();
+    flash::ptx::cp_async_wait_group<0>();
+    if (MENDED) __syncthreads();
+    out[threadIdx.x] = tile[blockDim.x - 1 - threadIdx.x];
+}
+
+template <bool MENDED>
+__device__ __forceinline__ void global_out_of_bounds(const float* in, float* out, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (MENDED && i >= n) return;
+    out[i] = in[i] + 1.f;
+}
+
+template <bool MENDED>
+__device__ __forceinline__ void global_store_out_of_bounds(const float* in, float* out, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    const float value = i < n ? in[i] : 0.f;
+    if (!MENDED || i < n) out[i] = value;
+}
+
+/// The launch gives blockDim.x floats.
+template <bool MENDED>
+__device__ __forceinline__ void shared_out_of_bounds(const float* in, float* out) {
+    float* tile = dynamic_shared<float>();
+    tile[threadIdx.x] = in[threadIdx.x];
+    __syncthreads();
+    const int next = MENDED ? (threadIdx.x + 1) % blockDim.x : threadIdx.x + 1;
+    out[threadIdx.x] = tile[next];
+}
+
+/// Only n of the tile's blockDim.x floats are written, all are read.
+template <bool MENDED>
+__device__ __forceinline__ void unwritten_shared(const float* in, float* out, int n) {
+    float* tile = dynamic_shared<float>();
+    if (threadIdx.x < n) tile[threadIdx.x] = in[threadIdx.x];
+    if (MENDED && threadIdx.x >= n) tile[threadIdx.x] = 0.f;
+    __syncthreads();
+    out[threadIdx.x] = tile[blockDim.x - 1 - threadIdx.x];
+}
+
+/// Odd threads wait at one barrier, even threads at another.
+template <bool MENDED>
+__device__ __forceinline__ void divergent_barrier(float* out) {
+    if (MENDED) {
+        __syncthreads();
+    } else if (threadIdx.x % 2) {
+        __syncthreads();  // odd
+        out[threadIdx.x] = 1.f;
+    } else {
+        __syncthreads();  // even
+        out[threadIdx.x] = 2.f;
+    }
+    out[threadIdx.x] = 3.f;
+}
+
+/// Lane 0 is named in the mask, but waits elsewhere.
+template <bool MENDED>
+__device__ __forceinline__ void deadlock(float* out) {
+    if (threadIdx.x == 0) {
+        __syncwarp(0x00000001u);
+    } else {
+        __syncwarp(MENDED ? 0xfffffffeu : 0xffffffffu);  // the others
+    }
+    __syncthreads();
+    out[threadIdx.x] = 1.f;
+}
+
+template <bool MENDED>
+__device__ __forceinline__ void write_to_input(const float* in, float* out) {
+    float* target = MENDED ? out : const_cast<float*>(in);
+    target[threadIdx.x] = in[threadIdx.x] * 2.f;
+}
+
+template <bool MENDED>
+__device__ __forceinline__ void misaligned_global(const float* in, float4* out) {
+    const float* start = in + (MENDED ? 4 : 3);
+    out[threadIdx.x] = *reinterpret_cast<const float4*>(start + threadIdx.x * 4);
+}
+
+template <bool MENDED>
+__device__ __forceinline__ void misaligned_shared(const float* in, float2* out) {
+    float* tile = dynamic_shared<float>();
+    for (int i = threadIdx.x; i < 2 * blockDim.x + 1; i += blockDim.x) tile[i] = in[i];
+    __syncthreads();
+    out[threadIdx.x] = *reinterpret_cast<const float2*>(tile + threadIdx.x * 2 + (MENDED ? 0 : 1));
+}
+
+template <bool MENDED>
+__device__ __forceinline__ void division_by_zero(const int* in, int* out) {
+    const int divisor = in[threadIdx.x];
+    out[threadIdx.x] = MENDED && divisor == 0 ? 0 : 100 / divisor;
+}
+
+/// A frame of 16 KiB at each of `depth` calls.
+__device__ __noinline__ float recurse(const float* in, int depth) {
+    volatile float frame[4096];
+    frame[depth % 4096] = in[0];
+    return depth == 0 ? frame[0] : recurse(in, depth - 1) + frame[depth % 4096];
+}
+
+template <bool MENDED>
+__device__ __forceinline__ void stack_overflow(const float* in, float* out) {
+    out[threadIdx.x] = recurse(in, MENDED ? 0 : 10000);
+}
+
+}  // namespace
+
+__global__ void missing_syncthreads_broken(const float* in, float* out) { missing_syncthreads<false>(in, out); }
+__global__ void missing_syncthreads_mended(const float* in, float* out) { missing_syncthreads<true>(in, out); }
+__global__ void missing_syncwarp_broken(const float* in, float* out) { missing_syncwarp<false>(in, out); }
+__global__ void missing_syncwarp_mended(const float* in, float* out) { missing_syncwarp<true>(in, out); }
+__global__ void overwritten_too_early_broken(const float* in, float* out, int steps) {
+    overwritten_too_early<false>(in, out, steps);
+}
+__global__ void overwritten_too_early_mended(const float* in, float* out, int steps) {
+    overwritten_too_early<true>(in, out, steps);
+}
+__global__ void same_place_broken(float* out) { same_place<false>(out); }
+__global__ void same_place_mended(float* out) { same_place<true>(out); }
+__global__ void missing_wait_broken(const float4* in, float4* out) { missing_wait<false>(in, out); }
+__global__ void missing_wait_mended(const float4* in, float4* out) { missing_wait<true>(in, out); }
+__global__ void waited_for_too_few_broken(const float4* in, float4* out) { waited_for_too_few<false>(in, out); }
+__global__ void waited_for_too_few_mended(const float4* in, float4* out) { waited_for_too_few<true>(in, out); }
+__global__ void wait_without_barrier_broken(const float4* in, float4* out) { wait_without_barrier<false>(in, out); }
+__global__ void wait_without_barrier_mended(const float4* in, float4* out) { wait_without_barrier<true>(in, out); }
+__global__ void global_out_of_bounds_broken(const float* in, float* out, int n) {
+    global_out_of_bounds<false>(in, out, n);
+}
+__global__ void global_out_of_bounds_mended(const float* in, float* out, int n) {
+    global_out_of_bounds<true>(in, out, n);
+}
+__global__ void global_store_out_of_bounds_broken(const float* in, float* out, int n) {
+    global_store_out_of_bounds<false>(in, out, n);
+}
+__global__ void global_store_out_of_bounds_mended(const float* in, float* out, int n) {
+    global_store_out_of_bounds<true>(in, out, n);
+}
+__global__ void shared_out_of_bounds_broken(const float* in, float* out) { shared_out_of_bounds<false>(in, out); }
+__global__ void shared_out_of_bounds_mended(const float* in, float* out) { shared_out_of_bounds<true>(in, out); }
+__global__ void unwritten_shared_broken(const float* in, float* out, int n) { unwritten_shared<false>(in, out, n); }
+__global__ void unwritten_shared_mended(const float* in, float* out, int n) { unwritten_shared<true>(in, out, n); }
+__global__ void divergent_barrier_broken(float* out) { divergent_barrier<false>(out); }
+__global__ void divergent_barrier_mended(float* out) { divergent_barrier<true>(out); }
+__global__ void deadlock_broken(float* out) { deadlock<false>(out); }
+__global__ void deadlock_mended(float* out) { deadlock<true>(out); }
+__global__ void write_to_input_broken(const float* in, float* out) { write_to_input<false>(in, out); }
+__global__ void write_to_input_mended(const float* in, float* out) { write_to_input<true>(in, out); }
+__global__ void misaligned_global_broken(const float* in, float4* out) { misaligned_global<false>(in, out); }
+__global__ void misaligned_global_mended(const float* in, float4* out) { misaligned_global<true>(in, out); }
+__global__ void misaligned_shared_broken(const float* in, float2* out) { misaligned_shared<false>(in, out); }
+__global__ void misaligned_shared_mended(const float* in, float2* out) { misaligned_shared<true>(in, out); }
+__global__ void division_by_zero_broken(const int* in, int* out) { division_by_zero<false>(in, out); }
+__global__ void division_by_zero_mended(const int* in, int* out) { division_by_zero<true>(in, out); }
+__global__ void stack_overflow_broken(const float* in, float* out) { stack_overflow<false>(in, out); }
+__global__ void stack_overflow_mended(const float* in, float* out) { stack_overflow<true>(in, out); }
+
+__global__ void fill(float* out) { out[blockIdx.x * blockDim.x + threadIdx.x] = 1.f; }
