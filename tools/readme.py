@@ -8,8 +8,6 @@ import re
 from itertools import groupby
 from pathlib import Path
 
-from tabulate import tabulate
-
 from flash_tutorial import benchmark
 from flash_tutorial.compare import compare, sectors_per_request
 from flash_tutorial.problem import Problem
@@ -19,10 +17,16 @@ ROOT = Path(__file__).resolve().parents[1]
 DEMO = (ROOT / "tests" / "data" / "minilm_qkv.safetensors", "layer3")  # what `make demo` compares on
 
 
+def table(headers: list[str], rows: list[list[str]], align: str) -> str:
+    """A Markdown table without padding; `align` has an l or r for each column."""
+    rule = ["---:" if side == "r" else "---" for side in align]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (headers, rule, *rows))
+
+
 def ladder() -> str:
     """Every version: its kernel, its idea and its notebook."""
     rows = [[f"[{v.name}](kernels/{v.name}.cu)", v.idea, f"[notebook](notebooks/{v.name}.ipynb)"] for v in VERSIONS]
-    return tabulate(rows, ["version", "idea", ""], tablefmt="github")
+    return table(["version", "idea", ""], rows, "lll")
 
 
 def counters() -> str:
@@ -47,7 +51,7 @@ def counters() -> str:
         *("version", "global loads, MB", "global stores, MB", "sectors a request", "shared wavefronts"),
         *("of these bank conflicts", "barriers", "shuffles"),
     ]
-    return tabulate(rows, headers, tablefmt="github", disable_numparse=True, colalign=["left"] + ["right"] * 7)
+    return table(headers, rows, "lrrrrrrr")
 
 
 def speed() -> str:
@@ -74,10 +78,8 @@ def speed() -> str:
             + " An asterisk: measured before the kernel's last change."
             * stale
         )
-        table = [[name, *(cells.get((name, length), "") for length in lengths)] for name in names]
-        headers = ["", *(f"N={length}" for length in lengths)]
-        align = ["left"] + ["right"] * len(lengths)
-        parts.append(tabulate(table, headers, tablefmt="github", disable_numparse=True, colalign=align))
+        timed = [[name, *(cells.get((name, length), "") for length in lengths)] for name in names]
+        parts.append(table(["", *(f"N={length}" for length in lengths)], timed, "l" + "r" * len(lengths)))
     return "\n\n".join(parts)
 
 
