@@ -18,14 +18,12 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
-import hashlib
 import json
 import linecache
 import os
 import re
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -830,7 +828,7 @@ def compile(source: str | os.PathLike, instrumented: bool = True) -> Module:
     FileNotFoundError for a path that is not there, ValueError for a source without kernels, `build.BuildError` with
     the compiler's words for one that does not compile."""
     if isinstance(source, str) and "__global__" in source:
-        path = _write_source("kernel", source)
+        path = build.scratch_source(source)
     else:
         path = Path(source).resolve()
         if not path.is_file():
@@ -838,22 +836,10 @@ def compile(source: str | os.PathLike, instrumented: bool = True) -> Module:
     kernels = _kernels(path.read_text())
     if not kernels:
         raise ValueError(f"{path} has no __global__ function that is not a template")
-    runtime()
-    exports = "\n".join(f"EMULATOR_EXPORT({name})" for name in kernels)
-    wrapper = f'#include <emulator/cuda.h>\n#include "{path}"\n#include <emulator/export.h>\n{exports}\n'
-    library = build.compile_module(_write_source(path.stem, wrapper), instrumented)
-    return Module(library, path, kernels, instrumented)
-
-
-def _write_source(stem: str, text: str) -> Path:
-    """A file in the cache that holds `text`, named by its content."""
-    path = build.cache_dir() / "sources" / f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:10]}.cu"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            file.write(text)
-        os.replace(file.name, path)  # complete or absent, whoever else writes it now
-    return path
+    runtime()  # its symbols are there when the module is loaded
+    exports = "".join(f"EMULATOR_EXPORT({name})\n" for name in kernels)
+    wrapper = f'#include <emulator/cuda.h>\n#include "{path}"\n#include <emulator/export.h>\n{exports}'
+    return Module(build.emulated_module(path, wrapper, instrumented), path, kernels, instrumented)
 
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
