@@ -322,6 +322,22 @@ def ladder(version: str) -> None:
     )
 
 
+def verdict(version: str) -> None:
+    """Says how long a version takes beside its parent, by the times in results/, at B=4, H=12, M=N=2048, D=64."""
+    parent = ft.version(version).parent
+    row, old = stored(version), stored(parent)
+    if not row or not old:
+        say("How long it takes on a GPU is not known yet: `results/` holds no times of this version and its parent.")
+        return
+    time, before = row["microseconds"]["median"], old["microseconds"]["median"]
+    ratio = f"{before / time:.2f} times as fast" if time < before else f"{time / before:.2f} times as slow"
+    spread = f"{row['microseconds']['p20']:,.0f} to {row['microseconds']['p80']:,.0f}"
+    say(
+        f"Measured ({stored_label(row)}, B=4, H=12, M=N=2048, D=64): {version} takes **{time:,.0f} µs** "
+        f"(20th to 80th percentile {spread}), {parent} {before:,.0f} µs. It is **{ratio}**."
+    )
+
+
 @dataclass(frozen=True)
 class Prediction:
     """What a change should do to one quantity: from ``before`` (the parent's, if any) to ``after``."""
