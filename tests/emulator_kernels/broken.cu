@@ -52,7 +52,7 @@ __device__ __forceinline__ void same_place(float* out) {
 template <bool MENDED>
 __device__ __forceinline__ void missing_wait(const float4* in, float4* out) {
     float4* tile = dynamic_shared<float4>();
-    flash::ptx::cp_async_16(&tile[threadIdx.x], &in[threadIdx.x]);
+    flash::ptx::cp_async<16>(&tile[threadIdx.x], &in[threadIdx.x]);
     flash::ptx::cp_async_commit_group();
     if (MENDED) flash::ptx::cp_async_wait_group<0>();
     out[threadIdx.x] = tile[threadIdx.x];
@@ -63,7 +63,7 @@ template <bool MENDED>
 __device__ __forceinline__ void waited_for_too_few(const float4* in, float4* out) {
     float4* tile = dynamic_shared<float4>();
     for (int stage = 0; stage < 2; ++stage) {
-        flash::ptx::cp_async_16(&tile[stage * blockDim.x + threadIdx.x], &in[stage * blockDim.x + threadIdx.x]);
+        flash::ptx::cp_async<16>(&tile[stage * blockDim.x + threadIdx.x], &in[stage * blockDim.x + threadIdx.x]);
         flash::ptx::cp_async_commit_group();
     }
     flash::ptx::cp_async_wait_group<MENDED ? 0 : 1>();
@@ -74,7 +74,7 @@ __device__ __forceinline__ void waited_for_too_few(const float4* in, float4* out
 template <bool MENDED>
 __device__ __forceinline__ void wait_without_barrier(const float4* in, float4* out) {
     float4* tile = dynamic_shared<float4>();
-    flash::ptx::cp_async_16(&tile[threadIdx.x], &in[threadIdx.x]);
+    flash::ptx::cp_async<16>(&tile[threadIdx.x], &in[threadIdx.x]);
     flash::ptx::cp_async_commit_group();
     flash::ptx::cp_async_wait_group<0>();
     if (MENDED) __syncthreads();

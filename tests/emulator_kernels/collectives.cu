@@ -1,6 +1,7 @@
 // Each collective as a kernel of one warp (unless it says otherwise), compared with NumPy in
 // tests/test_emulator_collectives.py. `mask` always names the lanes that take part; the others do nothing.
 #include <flash/launch.cuh>
+#include <flash/ptx/barrier.cuh>
 #include <flash/ptx/cp_async.cuh>
 #include <flash/ptx/ldmatrix.cuh>
 #include <flash/ptx/mma.cuh>
@@ -128,7 +129,7 @@ __global__ void stmatrix_2_trans(const unsigned* in, uint4* out) { store_matrice
 __global__ void stmatrix_4_trans(const unsigned* in, uint4* out) { store_matrices<4, true>(in, out); }
 
 /// d (16, 8) = a (16, 16) b (16, 8) + c (16, 8), all row-major; the fragments as the PTX ISA draws them for m16n8k16.
-template <bool BFLOAT16>
+template <class Element>
 __device__ void multiply(const uint16_t* a, const uint16_t* b, const float* c, float* d) {
     const int group = threadIdx.x / 4, pair = threadIdx.x % 4 * 2;
     auto packed = [](uint16_t low, uint16_t high) { return static_cast<uint32_t>(high) << 16 | low; };
@@ -143,12 +144,16 @@ __device__ void multiply(const uint16_t* a, const uint16_t* b, const float* c, f
         const uint16_t* element = b + (pair + i * 8) * 8 + group;
         b_fragment[i] = packed(element[0], element[8]);
     }
-    flash::ptx::mma_m16n8k16<BFLOAT16>(accumulator, a_fragment, b_fragment);
+    flash::ptx::mma_m16n8k16<Element>(accumulator, a_fragment, b_fragment);
     for (int i = 0; i < 4; ++i) d[(group + i / 2 * 8) * 8 + pair + i % 2] = accumulator[i];
 }
 
-__global__ void mma_f16(const uint16_t* a, const uint16_t* b, const float* c, float* d) { multiply<false>(a, b, c, d); }
-__global__ void mma_bf16(const uint16_t* a, const uint16_t* b, const float* c, float* d) { multiply<true>(a, b, c, d); }
+__global__ void mma_f16(const uint16_t* a, const uint16_t* b, const float* c, float* d) {
+    multiply<__half>(a, b, c, d);
+}
+__global__ void mma_bf16(const uint16_t* a, const uint16_t* b, const float* c, float* d) {
+    multiply<__nv_bfloat16>(a, b, c, d);
+}
 
 // ---- asynchronous copies
 

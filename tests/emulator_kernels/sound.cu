@@ -71,7 +71,7 @@ __global__ void pipelined_copies(float* out) {
     const float4* source = reinterpret_cast<const float4*>(out);  // 32 float4, zero at first
     if (threadIdx.x < 32) sums[threadIdx.x] = make_float4(0.f, 0.f, 0.f, 0.f);
     for (int step = 0; step < 4; ++step) {
-        if (threadIdx.x < 32) flash::ptx::cp_async_16(&tile[threadIdx.x], &source[threadIdx.x]);
+        if (threadIdx.x < 32) flash::ptx::cp_async<16>(&tile[threadIdx.x], &source[threadIdx.x]);
         flash::ptx::cp_async_commit_group();
         flash::ptx::cp_async_wait_group<0>();
         __syncthreads();
