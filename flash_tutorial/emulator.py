@@ -496,6 +496,8 @@ class Launch:
 
     @functools.cached_property
     def findings(self) -> tuple[Finding, ...]:
+        if not self.raw_findings:
+            return ()  # no need for the symbols, which take a moment
         symbols = _symbols(self.module)
         symbols.prefetch(self._addresses())
         actions = {site["pc"]: site["op"] for site in self.sites}

@@ -2,6 +2,7 @@
 // … in out; tests/test_emulator_findings.py asserts that nothing is reported.
 #include <flash/launch.cuh>
 #include <flash/ptx/cp_async.cuh>
+#include <flash/ptx/mma.cuh>  // __nv_bfloat16
 
 using flash::dynamic_shared;
 
