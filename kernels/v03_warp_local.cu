@@ -1,14 +1,12 @@
 // v03: rows that belong to a warp.
 //
-// Idea        Give every row of the tile to one warp, from the first score to the last output. The state of a row (m,
-// l,
-//             O) is then in that warp's registers, its maximum and sum are five shuffles away, and the softmax needs no
-//             barrier: warps run ahead of each other.
-// From v02    A lane computes the scores of one key with all of its warp's rows, so one load from K_smem feeds ROWS
-//             multiply-adds. m, l, O and the scores leave shared memory; K and V take turns in one buffer. What is left
-//             there is half of v02's: twice as many blocks share an SM.
-// Bottleneck  Lanes that read the same column of neighbouring rows of K: D floats apart, all 32 are in one bank, and a
-//             load takes 32 turns. Every load is of 4 bytes, and every index of 64 bits.
+// Idea        Give every row of the tile to one warp, from its first score to its output. The row's state (m, l and O)
+//             then fits in that warp's registers, its maximum and sum are five shuffles away, and the softmax needs no
+//             barrier: nothing that a warp does to its rows concerns the others.
+// From v02    A lane computes the scores of one key with all of its warp's rows, so that one load from K feeds as many
+//             multiply-adds. m, l, O and S leave shared memory, K and V take turns in one buffer.
+// Bottleneck  Lanes read the same column of neighbouring rows of K: D floats apart, all 32 are in one bank, and a load
+//             takes 32 turns. And every load is 4 bytes wide, every index 64 bits.
 // Run         flash-tutorial run v03
 
 #include "flash/launch.cuh"
@@ -44,12 +42,13 @@ __device__ void load_tile(float (&tile)[ROWS][D], const float* matrix, int begin
     }
 }
 
-__device__ float warp_max(float x) {
+// Over the lanes that share a row: the whole warp.
+__device__ float row_max(float x) {
     for (int offset = WARP / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, offset));
     return x;
 }
 
-__device__ float warp_sum(float x) {
+__device__ float row_sum(float x) {
     for (int offset = WARP / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(ALL_LANES, x, offset);
     return x;
 }
@@ -101,16 +100,16 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(flash::Params params
         // Online softmax: a warp for each row, a lane for each key.
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
-            const int visible =
-                params.causal ? min(q_begin + warp_row + r + N - M + 1, N) : N;  // keys 0 ... visible - 1
+            const int query = q_begin + warp_row + r;
+            const int visible = params.causal ? min(query + N - M + 1, N) : N;  // keys 0 ... visible - 1
             const float s = kv_begin + lane_id < visible ? S_rmem[r] * params.scale : -INFINITY;
-            const float m_new = fmaxf(m_rmem[r], warp_max(s));
+            const float m_new = fmaxf(m_rmem[r], row_max(s));
             // A row that has seen no key yet has m_new = -inf, and -inf - -inf is NaN: subtract 0, exp(-inf) is 0.
             const float subtract = m_new == -INFINITY ? 0 : m_new;
             const float p = expf(s - subtract);  // at most exp(0): it never overflows
             const float rescale = expf(m_rmem[r] - subtract);
             m_rmem[r] = m_new;
-            l_rmem[r] = l_rmem[r] * rescale + warp_sum(p);
+            l_rmem[r] = l_rmem[r] * rescale + row_sum(p);
 #pragma unroll
             for (int c = 0; c < D / WARP; ++c) O_rmem[r][c] *= rescale;
             P_smem[warp_row + r][lane_id] = p;
