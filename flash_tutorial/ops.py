@@ -62,7 +62,8 @@ def attention(
         if isinstance(scale, bool) or not isinstance(scale, numbers.Real | torch.SymFloat):
             raise TypeError(f"scale must be a float or None, not {scale!r}")
         scale = float(scale)
-    out, lse = _operator(version, like)(q, k, v, causal, scale)
+    operator = getattr(torch.ops.flash_tutorial, _operator_name(version, like)).default
+    out, lse = operator(q, k, v, causal, scale)
     return (out, lse) if return_lse else out
 
 
@@ -72,14 +73,14 @@ _namespace = torch.library.Library("flash_tutorial", "DEF")
 _SCHEMA = "(Tensor q, Tensor k, Tensor v, bool causal=False, float? scale=None) -> (Tensor out, Tensor lse)"
 
 
-@torch.compiler.assume_constant_result
-def _operator(version, like=None):
-    """The PyTorch operator of a version, or of a reader's file: one for each path and the version it resembles."""
+@torch.compiler.assume_constant_result  # torch.compile does not look inside
+def _operator_name(version, like=None) -> str:
+    """The name of a version's operator. A reader's file has one for each version that it is said to be like."""
     return _define(registry.resolve(version, like))
 
 
 @functools.cache
-def _define(version: Version):
+def _define(version: Version) -> str:
     name = version.name
     if version.own is not None:
         name = f"{build.operator_name(version.own)}_{zlib.crc32(f'{version.number} {version.own}'.encode()):08x}"
@@ -87,9 +88,9 @@ def _define(version: Version):
     _namespace.impl(name, functools.partial(_run, version), "CompositeExplicitAutograd")
     torch.library.register_fake(f"flash_tutorial::{name}", functools.partial(_fake, version), lib=_namespace)
     torch.library.register_autograd(
-        f"flash_tutorial::{name}", functools.partial(_backward, version), setup_context=_setup, lib=_namespace
+        f"flash_tutorial::{name}", functools.partial(_backward, version), setup_context=_keep_inputs, lib=_namespace
     )
-    return getattr(torch.ops.flash_tutorial, name).default
+    return name
 
 
 def _run(version: Version, q, k, v, causal=False, scale=None):
@@ -125,14 +126,29 @@ def _fake(version: Version, q, k, v, causal=False, scale=None):
     return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-def _setup(ctx, inputs, output):
-    pass  # nothing is kept: there is no backward yet
+def _keep_inputs(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:3])
 
 
-def _backward(version: Version, ctx, *gradients):
+def _backward(version: Version, ctx, grad_out, grad_lse):
+    """Refuses through an operator, because torch.compile traces a backward pass that may never run."""
+    refuse = torch.ops.flash_tutorial.no_backward
+    return *(refuse(grad_out, grad_lse, tensor, version.name) for tensor in ctx.saved_tensors), None, None
+
+
+def _no_backward(grad_out, grad_lse, tensor, version: str):
     raise NotImplementedError(
-        f"{version.name} has no backward pass yet: call it under torch.no_grad(), or on tensors that need no gradient"
+        f"{version} has no backward pass yet: call it under torch.no_grad(), or on tensors that need no gradient"
     )
+
+
+def _fake_no_backward(grad_out, grad_lse, tensor, version: str):
+    return torch.empty_like(tensor)
+
+
+_namespace.define("no_backward(Tensor grad_out, Tensor grad_lse, Tensor tensor, str version) -> Tensor")
+_namespace.impl("no_backward", _no_backward, "CompositeExplicitAutograd")
+torch.library.register_fake("flash_tutorial::no_backward", _fake_no_backward, lib=_namespace)
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals

@@ -58,7 +58,8 @@ def _is_path(text: str) -> bool:
 @dataclass
 class _Loaded:
     operator: Callable
-    stamps: tuple[tuple[str, int, int], ...]  # what it was built from, as it was then
+    files: tuple[str, ...]  # what it was built from
+    stamps: tuple[tuple[int, int], ...]  # of the files, as they were then
 
 
 _loaded: dict[tuple[Path, str], _Loaded] = {}
@@ -76,20 +77,21 @@ def operator(version: Version, backend: str) -> Callable:
     """
     key = (version.source, backend)
     loaded = _loaded.get(key)
-    if loaded is None or any(_stamp(stamp[0]) != stamp for stamp in loaded.stamps):
+    if loaded is None or tuple(map(_stamp, loaded.files)) != loaded.stamps:
         with _lock:
             # Stamps first: an edit during the build makes them out of date, and the next call looks again.
-            stamps = tuple(_stamp(str(path)) for path in build.dependencies(version.source, backend))
-            loaded = _loaded[key] = _Loaded(_load(_library(version, backend), backend), stamps)
+            files = tuple(map(str, build.dependencies(version.source, backend)))
+            stamps = tuple(map(_stamp, files))
+            loaded = _loaded[key] = _Loaded(_load(_library(version, backend), backend), files, stamps)
     return loaded.operator
 
 
-def _stamp(path: str) -> tuple[str, int, int]:
+def _stamp(path: str) -> tuple[int, int]:
     try:
         status = os.stat(path)
     except FileNotFoundError:
-        return path, 0, 0
-    return path, status.st_mtime_ns, status.st_size
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
 
 
 def _library(version: Version, backend: str) -> Path:

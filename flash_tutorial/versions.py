@@ -7,6 +7,7 @@ one `.cu` beside the others and one entry here. Nothing in this file imports tor
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 import sys
 import types
@@ -83,6 +84,7 @@ VERSIONS: tuple[Version, ...] = (
 )
 
 
+@functools.cache
 def find(name: str | int) -> Version:
     """The version that `name` means: a number (3, "3", "v3", "v03"), a stem ("v03_warp_local") or a word of the stem
     or title ("warp_local", "flashattention-2").
