@@ -54,6 +54,8 @@ def attention(
     for name, tensor in zip("qkv", (q, k, v), strict=True):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
+        if tensor.is_nested:
+            raise ValueError(f"{name} is a nested tensor: only strided (dense) tensors are accepted")
         if tensor.device.type not in ("cpu", "cuda"):
             raise ValueError(f"{name} is on {tensor.device}: accepted are cpu (the emulator) and cuda")
     if not isinstance(causal, bool):
