@@ -358,7 +358,7 @@ def _compile(
     """One kernel file to one object file. An error is said to be `shown`'s, if that is not the source."""
     operator_flag = f'-DFLASH_OP_NAME="{operator}"'
     if backend == "cuda":
-        gencode = [flag for arch in archs for flag in _gencode(arch)]
+        gencode = ["--threads", str(len(archs)), *(flag for arch in archs for flag in _gencode(arch))]
         command = [_require_nvcc(), *_NVCC, *gencode, operator_flag, *_INCLUDES, "-c", str(source), "-o", str(target)]
     else:
         hooks = _INSTRUMENTED if backend == "instrumented" else ()
