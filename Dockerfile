@@ -7,6 +7,7 @@ RUN apt-get update \
     && useradd --create-home reader
 
 USER reader
+RUN mkdir /home/reader/flash-tutorial
 WORKDIR /home/reader/flash-tutorial
 
 # The environment lies outside the working tree, so that a dev container, which mounts its own tree, finds it too.
