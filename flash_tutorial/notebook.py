@@ -241,6 +241,18 @@ def by_line(report: emulator.Report, names: Mapping[str, str], top: int = 8) -> 
     table(rows, ["line", *names.values(), "source"], ["left", *["right"] * len(names), "left"])
 
 
+def storage(version: str, boxes: Sequence[Mapping], alt: str) -> None:
+    """Shows what a version keeps where (see `plots.storage`), with D = 64.
+
+    Raises ValueError if the boxes in shared memory do not add up to what the kernel is launched with.
+    """
+    drawn = sum(box["bytes"] for box in boxes if box["memory"] == "shared")
+    launched = measured(version).launches[0].shared_bytes
+    if drawn != launched:
+        raise ValueError(f"{version}: the boxes in shared memory make {drawn:,} bytes, the kernel takes {launched:,}")
+    figure(plots.storage(boxes), alt)
+
+
 @functools.cache
 def at_length(version: str, counter: str, length: int, head_dim: int = 64) -> int:
     """One counter per head at a length too long for the emulator, exactly: see `model.quadratic`."""

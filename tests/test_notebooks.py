@@ -70,7 +70,8 @@ def test_every_version_has_a_notebook_and_nothing_else_has():
 
 @pytest.mark.timeout(3 * SECONDS)
 @pytest.mark.parametrize("name", ORDER)
-def test_runs_with_its_solutions(name):
+def test_runs_with_its_solutions(name, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(NOTEBOOKS.parent))  # the package of this checkout, installed or not
     notebook = with_solutions(read(name))
     client = nbclient.NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": str(NOTEBOOKS)}})
     client.execute()  # a cell that raises fails the test with the cell's own traceback
