@@ -56,9 +56,9 @@ class BuildError(RuntimeError):
 
 
 def cxx() -> str:
-    """The C++ compiler: $CXX if it is a GCC, else g++. Raises BuildError if there is none."""
+    """The C++ compiler: $CXX if it is called like a GCC, else g++. Raises BuildError if there is none."""
     chosen = os.environ.get("CXX", "g++")
-    if "g++" not in Path(chosen).name and "gcc" not in Path(chosen).name:
+    if not re.search(r"(^|-)[cg]\+\+(-[\d.]+)?$", Path(chosen).name):
         chosen = "g++"  # the emulator's hooks are GCC's
     found = shutil.which(chosen)
     if found is None:

@@ -220,6 +220,15 @@ def test_a_compiler_that_is_no_gcc_is_not_taken(choice, monkeypatch):
     assert Path(build.cxx()).name == "g++"
 
 
+@pytest.mark.parametrize("name", ["g++-13", "x86_64-conda-linux-gnu-c++", "aarch64-linux-gnu-g++-12"])
+def test_a_gcc_that_is_named_is_taken(name, monkeypatch, tmp_path):
+    compiler = tmp_path / name
+    compiler.write_text("#!/bin/sh\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert build.cxx() == str(compiler)
+
+
 # ------------------------------------------------------------------------------------------------------------ setup.py
 
 
