@@ -1,11 +1,12 @@
 // v00: naive attention, three kernels that meet in global memory.
 //
-// Idea        Compute the textbook: S = scale Q K^T, P = softmax(S), O = P V, one kernel for each, one thread (for the
-//             softmax one warp) for each result. S is written to global memory and P takes its place there.
-// From        nothing: this is the baseline of the ladder.
-// Bottleneck  S has M x N entries. They are written once, read three times by the softmax, which writes them twice, and
-//             read D times by P V. Nothing is reused on chip but what a cache happens to keep; and in S = Q K^T
-//             neighbouring threads read neighbouring *rows* of K: 32 sectors for one warp's load, where 4 would do.
+// Idea        The textbook's three steps, S = scale Q K^T, P = softmax(S) and O = P V, are three kernels: a thread for
+//             each entry of S, a warp for each row of P, a thread for each entry of O. S is written to global memory,
+//             and P takes its place there.
+// From        nothing: the ladder starts here.
+// Bottleneck  Global memory. S has M x N entries: written once, then read three times and written twice by the softmax,
+//             then read D times by P V. And for S neighbouring threads read neighbouring *rows* of K: one load of a
+//             warp touches 32 sectors where 4 would do. Nothing is reused but what a cache happens to keep.
 // Run         flash-tutorial run v00
 
 #include "flash/launch.cuh"
@@ -18,8 +19,8 @@ constexpr int WARPS = THREADS / WARP;
 constexpr unsigned ALL_LANES = 0xffffffff;
 static_assert(THREADS % WARP == 0, "the softmax gives every warp a row of its own");
 
-// Queries see the keys 0 ... visible - 1: all of them, or with a causal mask (aligned bottom-right) those up to the
-// diagonal that ends in the last query's last key. Zero or less: the query sees none.
+// A query sees the keys 0 ... visible_keys - 1: all of them, or under a causal mask those up to the diagonal that ends
+// at the last query and the last key. The first queries see none if there are more queries than keys: zero, or less.
 __device__ int visible_keys(const flash::Params& params, int query) {
     return params.causal ? query + params.keys - params.queries + 1 : params.keys;
 }
@@ -43,9 +44,9 @@ __global__ void __launch_bounds__(THREADS) scores_kernel(flash::Params params) {
     const int row = blockIdx.x / key_blocks;  // of the batch * heads * M rows of S
     const int head = row / M, query = row % M;
     const int kv_head = head / (params.heads / params.kv_heads);
-    const float* q = static_cast<const float*>(params.q) + int64_t(row) * D;                           // (D)
-    const float* k = static_cast<const float*>(params.k) + (int64_t(kv_head) * N + key) * int64_t(D);  // (D)
-    float* S = static_cast<float*>(params.workspace) + int64_t(row) * N;                               // (N)
+    const float* q = static_cast<const float*>(params.q) + int64_t(row) * D;                  // (D)
+    const float* k = static_cast<const float*>(params.k) + (int64_t(kv_head) * N + key) * D;  // (D)
+    float* S = static_cast<float*>(params.workspace) + int64_t(row) * N;                      // (N)
 
     if (key >= N) return;
     float dot = 0;

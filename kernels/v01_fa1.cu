@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(THREADS, 1) attention_kernel(flash::Params par
         m[query] = -INFINITY;
         l[query] = 0;
     }
-    __syncthreads();  // O, m and l are set before other threads update them
+    __syncthreads();  // O, m and l are set before other threads use them, be there a K/V tile or not
 
     const int kv_tiles = (N + BLOCK_KV - 1) / BLOCK_KV, q_tiles = (M + BLOCK_Q - 1) / BLOCK_Q;
     for (int kv_tile = 0; kv_tile < kv_tiles; ++kv_tile) {
