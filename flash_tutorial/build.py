@@ -326,7 +326,7 @@ def _library_hash(source: Path, backend: str) -> str:
         raise ValueError(f"unknown backend {backend!r}: accepted are {', '.join(BACKENDS)}")
     files = dependencies(source, backend)
     # The paths count too: a library's line table, which reports and profilers quote from, holds them.
-    return _hash([*files, BINDING], *flags[backend], *map(str, files))
+    return _hash([*files, BINDING], *flags[backend], *_BINDING, *map(str, files))
 
 
 def _build_library(source: Path, backend: str, archs: tuple[str, ...], target: Path, temporary: Path) -> None:
@@ -339,7 +339,7 @@ def _build_library(source: Path, backend: str, archs: tuple[str, ...], target: P
     # already. So a CUDA library can be linked where PyTorch has no CUDA.
     torch = ("libtorch_cpu.so", "libtorch_cuda.so") if backend == "cuda" else ("libtorch_cpu.so",)
     linker = ["-Bsymbolic", "--no-as-needed", *(str(_empty_library(name, temporary)) for name in torch)]
-    tool = [_require_nvcc(), "-cudart=static"] if backend == "cuda" else [cxx()]
+    tool = [*_nvcc_command(), "-cudart=static"] if backend == "cuda" else [cxx()]
     _run(
         [*tool, "-shared", *objects, *(word for flag in linker for word in ("-Xlinker", flag)), "-o", str(target)],
         source,
@@ -359,7 +359,8 @@ def _compile(
     operator_flag = f'-DFLASH_OP_NAME="{operator}"'
     if backend == "cuda":
         gencode = ["--threads", str(len(archs)), *(flag for arch in archs for flag in _gencode(arch))]
-        command = [_require_nvcc(), *_NVCC, *gencode, operator_flag, *_INCLUDES, "-c", str(source), "-o", str(target)]
+        flags = (*_NVCC, *gencode, operator_flag, *_INCLUDES)
+        command = [*_nvcc_command(), *flags, "-c", str(source), "-o", str(target)]
     else:
         hooks = _INSTRUMENTED if backend == "instrumented" else ()
         flags = (*_EMULATED, *_cpu_flags(), *hooks, operator_flag, *_INCLUDES)
@@ -367,13 +368,14 @@ def _compile(
     _run(command, shown or source)
 
 
-def _require_nvcc() -> str:
+def _nvcc_command() -> list[str]:
+    """nvcc, with the host compiler that $CXX chooses."""
     if (found := nvcc()) is None:
         raise BuildError(
             "there is no nvcc, which builds kernels for a GPU: install NVIDIA's CUDA toolkit and put nvcc on the PATH, "
             "or set CUDA_HOME"
         )
-    return found
+    return [found, "-ccbin", cxx()] if os.environ.get("CXX") else [found]
 
 
 def _run(command: list[str], source: Path) -> None:
