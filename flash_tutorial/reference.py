@@ -30,18 +30,16 @@ def attention_float64(q, k, v, causal: bool = False, scale: float | None = None)
     A row that sees no key, or only scores of -inf, is 0 and its lse -inf; one with a NaN or +inf score is NaN.
     """
     q, k, v = q.double(), k.double(), v.double()
-    batch, heads, queries, head_dim = q.shape
-    out, lse = torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3])
+    batch, heads, queries, _ = shape = q.shape
     # A few (batch, head) pairs at a time, each with its K/V head, so that long sequences fit into memory.
     group = heads // max(k.shape[1], 1)
     kv_of = torch.arange(batch * heads, device=q.device) // max(group, 1)
     q, k, v = (x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]) for x in (q, k, v))
+    out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:2])
     step = max(1, _CHUNK // max(queries * k.shape[1], 1))
-    for start in range(0, batch * heads, step):
-        some = slice(start, start + step)
-        part = _attention(q[some], k[kv_of[some]], v[kv_of[some]], causal, scale)
-        out.view(-1, queries, head_dim)[some], lse.view(-1, queries)[some] = part
-    return out, lse
+    for some in (slice(start, start + step) for start in range(0, batch * heads, step)):
+        out[some], lse[some] = _attention(q[some], k[kv_of[some]], v[kv_of[some]], causal, scale)
+    return out.view(shape), lse.view(shape[:3])
 
 
 def attention_same_precision(q, k, v, causal: bool = False, scale: float | None = None):
