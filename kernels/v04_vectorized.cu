@@ -47,7 +47,7 @@ __device__ void load_tile(float (&tile)[ROWS][D + 4], const float* matrix, int r
     static_assert(ROWS * D / 4 % THREADS == 0, "every thread copies as many groups of 4 floats");
 #pragma unroll
     for (int i = 0; i < ROWS * D / 4; i += THREADS) {
-        const int row = (i + threadIdx.x) / (D / 4), column = (i + threadIdx.x) % (D / 4) * 4;
+        const int group = i + threadIdx.x, row = group / (D / 4), column = group % (D / 4) * 4;
         store4(&tile[row][column], row < rows ? load4(&matrix[row * D + column]) : float4{0, 0, 0, 0});
     }
 }
@@ -63,6 +63,7 @@ __device__ float row_sum(float x) {
     return x;
 }
 
+// Three blocks an SM leave a thread 168 registers. D = 128 needs more, not to keep some of O in memory.
 template <int D>
 __global__ void __launch_bounds__(THREADS, D <= 64 ? 3 : 2) attention_kernel(flash::Params params) {
     const int M = params.queries, N = params.keys;
@@ -122,7 +123,7 @@ __global__ void __launch_bounds__(THREADS, D <= 64 ? 3 : 2) attention_kernel(fla
 #pragma unroll
             for (int j = 0; j < KEYS; ++j) S_rmem[r][j] *= params.scale;
         }
-        if (kv_begin + BLOCK_KV > first_visible) {
+        if (kv_begin + BLOCK_KV > first_visible) {  // some row does not see the whole tile
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const int query = q_begin + lane_row + r * LANES_Q;
