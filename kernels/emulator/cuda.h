@@ -82,11 +82,17 @@ __forceinline__ void __syncwarp(uint32_t mask = 0xffffffffu) {
     emulator_syncwarp(mask);
     emulator::keep_return_address();
 }
-inline uint32_t __activemask() { return emulator_active_mask(); }
-// Blocks of one launch share their host's memory, and one block's threads an OS thread: fences have nothing to do.
-inline void __threadfence_block() {}
-inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-inline void __nanosleep(unsigned) { emulator_yield(); }
+__forceinline__ uint32_t __activemask() {
+    uint32_t lanes = emulator_active_mask();
+    emulator::keep_return_address();
+    return lanes;
+}
+__forceinline__ void __threadfence() {
+    emulator_fence();
+    emulator::keep_return_address();
+}
+__forceinline__ void __threadfence_block() { __threadfence(); }
+__forceinline__ void __nanosleep(unsigned) { __activemask(); }  // which lets other warps run
 
 namespace emulator {
 

@@ -15,6 +15,7 @@
 
 #include "emulator/machine.h"
 #include "emulator/runtime.h"
+#include "emulator/trace.h"
 
 extern "C" void* __tls_get_addr(void*);
 
@@ -71,6 +72,7 @@ static struct {
     std::vector<LaunchRecord> launches;
     std::string json;
     std::vector<std::unique_ptr<Worker>> idle;  // workers of earlier launches
+    uint32_t next_block_id = 1;
 } process;
 
 static std::unique_ptr<Worker> take_worker() {
@@ -136,6 +138,7 @@ static void run(Launch& launch, LaunchRecord& record) {
     for (std::thread& os_thread : os_threads) os_thread.join();
     for (auto& worker : workers) {
         record.findings.merge(worker->findings());
+        for (const auto& [key, site] : worker->take_sites()) record.sites[key].add(site);
         give_back(std::move(worker));
     }
     record.blocks_run = launch.blocks_done;
@@ -178,6 +181,9 @@ void emulator_launch(const void* kernel, void (*thread)(void*), void* argument, 
             std::to_string(limit) + " is the most that it may have";
     } else {
         launch.threads = static_cast<int>(block[0] * block[1] * block[2]);
+        launch.first_block_id = process.next_block_id;
+        process.next_block_id += static_cast<uint32_t>(launch.blocks);
+        forget_published();
         run(launch, record);
     }
     record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

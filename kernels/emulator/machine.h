@@ -19,10 +19,17 @@ constexpr int kMaxWarps = kMaxThreads / kWarpSize;
 constexpr int kBarriers = 16;
 constexpr size_t kMaxSharedBytes = 227 * 1024;  // a block, on the largest GPU emulated
 
+class Trace;
 struct Warp;
 
-/// Does a collective's work for `lanes`, whose operands are warp.operands[lane]; results go where the operands are.
-using Perform = void (*)(Warp& warp, uint32_t lanes);
+struct Collective;
+
+/// Does a collective's work for the lanes that have arrived. Their operands are warp.operands[lane]; results go there,
+/// too.
+using Perform = void (*)(Warp& warp, const Collective& collective);
+
+/// The mask of a collective for whoever is there: it is performed when no lane of the warp can go on without it.
+constexpr uint32_t kWhoeverIsThere = 0;
 
 /// An instruction that the lanes in `mask` execute together. The last of them to arrive performs it for all.
 struct Collective {
@@ -50,9 +57,11 @@ struct Thread {
     // Where it waits, when it waits.
     Op wait_op;
     uint32_t wait_pc;
-    // Its cp.asyncs, oldest first: the first groups[0] of them are the oldest committed group, and so on.
+    // Its cp.asyncs that have not landed, oldest first: groups[0] of them are the oldest group, groups[1] the next one
+    // ...; those beyond the first `committed` belong to no group yet.
     std::vector<AsyncCopy> copies;
     std::vector<int> groups;
+    int committed;
 };
 
 struct Warp {
@@ -60,21 +69,30 @@ struct Warp {
     uint32_t exists;               // lanes that the block has: the last warp may lack some
     uint32_t alive;                // lanes that have not returned
     uint32_t ready;                // lanes that can run
+    uint32_t full;                 // lanes that wait for room in their log (instrumented launches)
     void* operands[kWarpSize];     // of the collective that the lane is in, on the lane's own stack
     std::vector<Collective> open;  // collectives for which lanes wait
 };
 
-/// __syncthreads is barrier 0 with every live thread expected.
+/// What is published at a named barrier: of every warp, the time before which all it did is ordered (races.h).
+struct PublishedClocks {
+    uint32_t warps[kMaxWarps] = {};
+};
+
+/// __syncthreads is barrier 0 with every live thread expected. Named barriers count whole warps, as PTX says.
 struct Barrier {
     unsigned expected = 0;  // threads; 0 = every live thread of the block
     unsigned arrived = 0;
-    uint32_t lanes[kMaxWarps] = {};    // that have arrived
-    uint32_t waiting[kMaxWarps] = {};  // those of them that wait; the others went on (bar.arrive)
+    unsigned generation = 0;           // how often it has been passed
+    uint32_t waiting[kMaxWarps] = {};  // lanes
     // Where the first to arrive stands.
     const char* file = nullptr;
     int line = 0;
     uint32_t pc = 0;
     int thread = 0;
+    // Of a named barrier: the warps that wait, not only arrive, and what they will know.
+    uint32_t waiting_warps = 0;
+    PublishedClocks published;
 };
 
 /// The shared library that a kernel is in.
@@ -97,10 +115,11 @@ struct Launch {
     size_t dynamic_bytes;
     bool instrumented;
     Module module;
-    int threads;      // in a block
-    uint64_t blocks;  // in the grid
+    int threads = 0;              // in a block
+    uint64_t blocks = 0;          // in the grid
+    uint32_t first_block_id = 0;  // blocks are numbered through all launches
     std::atomic<uint64_t> next_block{0}, blocks_done{0};
-    std::atomic<bool> stop{false};  // set by a fatal finding or by cancelling
+    alignas(64) std::atomic<bool> stop{false};  // set by a fatal finding or by cancelling; read often
 };
 
 /// A block's shared memory.
@@ -131,14 +150,22 @@ class Worker {
     }
     /// Takes part in a warp collective; returns when it has been performed. `operands` outlives the call.
     void collective(const Collective& collective, void* operands);
-    void barrier(int id, unsigned threads, bool wait, const char* file, int line, uint32_t pc);
-    /// Lets every other warp run before this thread goes on.
-    void yield();
+    void block_barrier(const char* file, int line, uint32_t pc);
+    void named_barrier(int id, unsigned threads, bool wait, uint32_t pc);
+    /// Waits until the logs of the running thread's warp have been drained.
+    void wait_for_drain();
     /// Records a fatal finding's block as lost and leaves it; the launch stops. The fiber is never resumed.
     [[noreturn]] void abandon();
 
     const Launch& launch() const { return *launch_; }
     const unsigned* block() const { return block_; }
+    uint32_t block_id() const { return block_id_; }
+    std::vector<Warp>& warps() { return warps_; }
+    const std::vector<Thread>& threads() const { return threads_; }
+    bool on_a_stack(const void* address) const { return stacks_.contains(address); }
+    /// Null in a launch that is not instrumented.
+    Trace* trace() { return trace_; }
+    Sites take_sites();
     const SharedMemory& shared() const { return shared_; }
     Findings& findings() { return findings_; }
     /// A first occurrence to describe, with the running block filled in; null if it has been described.
@@ -156,13 +183,18 @@ class Worker {
     Context& resume(Thread* thread);
     void complete(Warp& warp, size_t open_index);
     void complete_if_arrived(Warp& warp);
-    void release(Barrier& barrier);
-    void release_if_arrived(Barrier& barrier);
+    bool complete_whoever_is_there(Warp& warp);
+    void arrive(Warp& warp, int id, unsigned threads, bool wait);
+    void release_block_barrier();
+    void check_returned_threads(const Barrier& barrier);
+    void wake_waiting(const Barrier& barrier);
+    void stop_if_cancelled();
     void make_ready(Warp& warp, uint32_t lanes);
     void report_deadlock();
 
     Launch* launch_ = nullptr;
     unsigned block_[3] = {0, 0, 0};
+    uint32_t block_id_ = 0;
     SharedMemory shared_;
     std::vector<Thread> threads_;
     std::vector<Warp> warps_;
@@ -175,6 +207,8 @@ class Worker {
     bool abandoned_ = false;
     Stacks stacks_;
     Findings findings_;
+    std::unique_ptr<Trace> kept_trace_;
+    Trace* trace_ = nullptr;
 };
 
 /// The worker whose block the calling OS thread runs; null on every other thread.

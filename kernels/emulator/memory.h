@@ -3,19 +3,26 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace emulator {
+
+class GlobalShadow;
 
 struct Buffer {
     uintptr_t begin;
     size_t bytes;
     std::string name;
     bool writable;
+    std::shared_ptr<GlobalShadow> shadow;  // who touched it, for finding races; none if it is only read
 
     uintptr_t end() const { return begin + bytes; }
+    bool contains(uintptr_t address, size_t size) const { return address >= begin && address + size <= end(); }
 };
+
+std::shared_ptr<GlobalShadow> make_shadow(const Buffer& buffer);
 
 /// The declared buffers. They change only between launches.
 std::vector<Buffer>& buffers();

@@ -6,9 +6,9 @@
 namespace emulator {
 
 const char* name(Op op) {
-    static const char* const names[] = {"global_load", "global_store", "shared_load", "shared_store", "ldmatrix",
-                                        "stmatrix",    "cp_async",     "atomic",      "shuffle",      "vote",
-                                        "match",       "reduce",       "mma",         "barrier",      "syncwarp"};
+    static const char* const names[] = {
+        "global_load", "global_store", "shared_load", "shared_store", "ldmatrix", "stmatrix", "cp_async", "atomic",
+        "shuffle",     "vote",         "match",       "reduce",       "mma",      "barrier",  "syncwarp", "fence"};
     return names[static_cast<int>(op)];
 }
 

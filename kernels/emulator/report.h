@@ -26,7 +26,8 @@ enum class Op : uint8_t {
     reduce,
     mma,
     barrier,
-    syncwarp
+    syncwarp,
+    fence
 };
 const char* name(Op op);
 

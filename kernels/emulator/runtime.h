@@ -26,8 +26,9 @@ EMULATOR_API void emulator_launch(const void* kernel, void (*thread)(void*), voi
 /// the compiler may duplicate the call.
 EMULATOR_API void emulator_barrier(int id, unsigned threads, bool wait, const char* file, int line);
 EMULATOR_API void emulator_syncwarp(uint32_t mask);
-EMULATOR_API void emulator_yield();
 EMULATOR_API uint32_t emulator_active_mask();
+/// __threadfence
+EMULATOR_API void emulator_fence();
 
 enum EmulatorShuffle { EMULATOR_SHUFFLE_INDEX, EMULATOR_SHUFFLE_UP, EMULATOR_SHUFFLE_DOWN, EMULATOR_SHUFFLE_XOR };
 EMULATOR_API uint64_t emulator_shuffle(EmulatorShuffle kind, uint32_t mask, uint64_t value, unsigned bytes, int operand,

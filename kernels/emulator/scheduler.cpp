@@ -3,10 +3,11 @@
 
 #include <cstring>
 #include <new>
-#include <set>
+#include <utility>
 
 #include "emulator/machine.h"
 #include "emulator/runtime.h"
+#include "emulator/trace.h"
 
 namespace emulator {
 
@@ -37,6 +38,12 @@ void Worker::run(Launch& launch) {
     shared_.dynamic_bytes = launch.dynamic_bytes;
     threads_.resize(static_cast<size_t>(launch.threads));
     warps_.resize(static_cast<size_t>((launch.threads + kWarpSize - 1) / kWarpSize));
+    trace_ = nullptr;
+    if (launch.instrumented) {
+        if (kept_trace_ == nullptr) kept_trace_ = std::make_unique<Trace>(*this);
+        trace_ = kept_trace_.get();
+        trace_->start_launch();
+    }
     current_worker = this;
     while (!launch.stop) {
         const uint64_t block = launch.next_block++;
@@ -48,15 +55,20 @@ void Worker::run(Launch& launch) {
     launch_ = nullptr;
 }
 
+Sites Worker::take_sites() { return trace_ != nullptr ? std::move(trace_->sites()) : Sites(); }
+
 void Worker::run_block(uint64_t block) {
     block_[0] = static_cast<unsigned>(block % launch_->grid[0]);
     block_[1] = static_cast<unsigned>(block / launch_->grid[0] % launch_->grid[1]);
     block_[2] = static_cast<unsigned>(block / launch_->grid[0] / launch_->grid[1]);
+    block_id_ = launch_->first_block_id + static_cast<uint32_t>(block);
     // Bytes that nobody wrote read as NaN, whatever the floating-point type.
     memset(shared_.static_begin, 0xff, shared_.static_bytes);
     memset(shared_.dynamic_begin, 0xff, shared_.dynamic_bytes);
     start_threads();
+    if (trace_ != nullptr) trace_->start_block();
     switch_context(main_, resume(&threads_[0]));
+    if (trace_ != nullptr) trace_->end_block();
     if (abandoned_) {
         launch_->stop = true;
     } else if (finished_ < threads_.size() && !launch_->stop) {
@@ -80,7 +92,7 @@ void Worker::start_threads() {
         warp.number = w;
         warp.exists = lanes >= kWarpSize ? ~uint32_t(0) : bit(lanes) - 1;
         warp.alive = warp.exists;
-        warp.ready = 0;
+        warp.ready = warp.full = 0;
         warp.open.clear();
         make_ready(warp, warp.exists);
     }
@@ -94,6 +106,7 @@ void Worker::start_threads() {
         thread.index[2] = number / size[0] / size[1];
         thread.copies.clear();
         thread.groups.clear();
+        thread.committed = 0;
         start_context(thread.context, stacks_.top(t), thread_main);
     }
 }
@@ -111,7 +124,7 @@ void Worker::finish_thread() {
     ++finished_;
     // Those who wait for everyone alive need not wait for this thread any more.
     complete_if_arrived(warp);
-    release_if_arrived(barriers_[0]);
+    release_block_barrier();
     Context never_resumed;
     switch_context(never_resumed, resume(next_ready()));
 }
@@ -124,7 +137,14 @@ Thread* Worker::next_ready() {
         Warp& warp = warps_[static_cast<size_t>(current_warp_)];
         if (warp.ready != 0)
             return &threads_[static_cast<size_t>(current_warp_ * kWarpSize + next_bit(warp.ready, after))];
-        ready_warps_ &= ~bit(current_warp_);
+        // The warp has come as far as it can.
+        if (trace_ != nullptr) {
+            trace_->drain(warp, warp.exists);
+            warp.ready = std::exchange(warp.full, 0);
+            if (warp.ready != 0) continue;
+        }
+        // Those who wait for whoever is there may be spinning on a lock: the other warps are next.
+        if (warp.open.empty() || !complete_whoever_is_there(warp)) ready_warps_ &= ~bit(current_warp_);
         if (ready_warps_ == 0 || launch_->stop.load(std::memory_order_relaxed)) return nullptr;
         current_warp_ = next_bit(ready_warps_, current_warp_);
         after = kWarpSize - 1;
@@ -143,13 +163,13 @@ void Worker::suspend() {
     switch_context(context, resume(next_ready()));
 }
 
-void Worker::yield() {
-    Context& context = running_->context;
-    const uint32_t others = ready_warps_ & ~bit(current_warp_);
-    if (others != 0) current_warp_ = next_bit(others, current_warp_);
+void Worker::wait_for_drain() {
+    warp().full |= bit(lane());
+    suspend();
+}
+
+void Worker::stop_if_cancelled() {
     if (launch_->stop.load(std::memory_order_relaxed)) abandon();
-    Context& next = resume(next_ready());
-    if (&next != &context) switch_context(context, next);
 }
 
 void Worker::make_ready(Warp& warp, uint32_t lanes) {
@@ -167,19 +187,23 @@ void Worker::abandon() {
 // ---- warp collectives
 
 void Worker::collective(const Collective& wanted, void* operands) {
+    stop_if_cancelled();
     Warp& warp = this->warp();
     const uint32_t me = bit(lane());
+    const uint32_t mask = wanted.mask == kWhoeverIsThere ? kWhoeverIsThere : wanted.mask | me;
     warp.operands[lane()] = operands;
     size_t i = 0;
-    while (i < warp.open.size() && (warp.open[i].mask != (wanted.mask | me) || warp.open[i].op != wanted.op ||
-                                    warp.open[i].perform != wanted.perform || (warp.open[i].arrived & me)))
-        ++i;
+    const auto is_wanted = [&](const Collective& open) {
+        return open.mask == mask && open.op == wanted.op && open.perform == wanted.perform &&
+               (open.arrived & me) == 0 && (mask != kWhoeverIsThere || open.pc == wanted.pc);
+    };
+    while (i < warp.open.size() && !is_wanted(warp.open[i])) ++i;
     if (i == warp.open.size()) {
         warp.open.push_back(wanted);
-        warp.open[i].mask |= me;
+        warp.open[i].mask = mask;
     }
     warp.open[i].arrived |= me;
-    if ((warp.open[i].mask & warp.alive & ~warp.open[i].arrived) == 0) return complete(warp, i);
+    if (mask != kWhoeverIsThere && (mask & warp.alive & ~warp.open[i].arrived) == 0) return complete(warp, i);
     running_->wait_op = wanted.op;
     running_->wait_pc = wanted.pc;
     suspend();
@@ -188,61 +212,129 @@ void Worker::collective(const Collective& wanted, void* operands) {
 void Worker::complete(Warp& warp, size_t open_index) {
     const Collective collective = warp.open[open_index];
     warp.open.erase(warp.open.begin() + static_cast<std::ptrdiff_t>(open_index));
-    if (collective.perform != nullptr) collective.perform(warp, collective.arrived);
+    if (trace_ != nullptr) {
+        trace_->drain(warp, collective.arrived);
+        trace_->count(collective);
+        if (collective.op == Op::syncwarp) trace_->races.order_warp(warp, collective.arrived);
+    }
+    if (collective.perform != nullptr) collective.perform(warp, collective);
     make_ready(warp, collective.arrived);
 }
 
 void Worker::complete_if_arrived(Warp& warp) {
-    for (size_t i = warp.open.size(); i-- > 0;)
-        if ((warp.open[i].mask & warp.alive & ~warp.open[i].arrived) == 0) complete(warp, i);
+    for (size_t i = warp.open.size(); i-- > 0;) {
+        const Collective& open = warp.open[i];
+        if (open.mask != kWhoeverIsThere && (open.mask & warp.alive & ~open.arrived) == 0) complete(warp, i);
+    }
+}
+
+bool Worker::complete_whoever_is_there(Warp& warp) {
+    const size_t before = warp.open.size();
+    for (size_t i = before; i-- > 0;)
+        if (warp.open[i].mask == kWhoeverIsThere) complete(warp, i);
+    return warp.open.size() < before;
 }
 
 // ---- barriers
 
-void Worker::barrier(int id, unsigned threads, bool wait, const char* file, int line, uint32_t pc) {
-    Barrier& barrier = barriers_[id];
+void Worker::block_barrier(const char* file, int line, uint32_t pc) {
+    stop_if_cancelled();
+    Barrier& barrier = barriers_[0];
     const int thread = running_->number;
     if (barrier.arrived == 0) {
-        barrier.expected = threads;
         barrier.file = file;
         barrier.line = line;
         barrier.pc = pc;
         barrier.thread = thread;
-    } else if (id == 0 && (barrier.line != line || strcmp(barrier.file, file) != 0)) {
+    } else if (barrier.line != line || strcmp(barrier.file, file) != 0) {
         if (Finding* finding = occurred(Kind::divergent_barrier, barrier.pc, pc)) {
             finding->threads = {barrier.thread, thread};
             finding->detail = "threads of one block wait at different __syncthreads()";
         }
     }
     ++barrier.arrived;
-    barrier.lanes[thread / kWarpSize] |= bit(thread % kWarpSize);
-    if (wait) barrier.waiting[thread / kWarpSize] |= bit(thread % kWarpSize);
+    barrier.waiting[thread / kWarpSize] |= bit(thread % kWarpSize);
     running_->wait_op = Op::barrier;
     running_->wait_pc = pc;
-    if (wait) warp().ready &= ~bit(lane());
-    release_if_arrived(barrier);
-    if (wait && !(warp().ready & bit(lane()))) suspend();
+    warp().ready &= ~bit(lane());
+    release_block_barrier();
+    if ((warp().ready & bit(lane())) == 0) suspend();
 }
 
-void Worker::release_if_arrived(Barrier& barrier) {
-    const unsigned alive = static_cast<unsigned>(launch_->threads) - finished_;
-    if (barrier.arrived > 0 && barrier.arrived >= (barrier.expected != 0 ? barrier.expected : alive)) release(barrier);
-}
-
-void Worker::release(Barrier& barrier) {
-    if (barrier.expected == 0 && finished_ > 0) {
-        if (Finding* finding = occurred(Kind::divergent_barrier, barrier.pc)) {
-            int exited = 0;
-            while (warps_[static_cast<size_t>(exited / kWarpSize)].alive & bit(exited % kWarpSize)) ++exited;
-            finding->threads = {barrier.thread, exited};
-            finding->detail = std::to_string(finished_) + " of the block's " + std::to_string(launch_->threads) +
-                              " threads returned without reaching this barrier";
+/// Lets __syncthreads pass if every live thread has arrived.
+void Worker::release_block_barrier() {
+    Barrier& barrier = barriers_[0];
+    if (barrier.arrived == 0 || barrier.arrived + finished_ < threads_.size()) return;
+    if (finished_ > 0) check_returned_threads(barrier);
+    if (trace_ != nullptr) {
+        Site& site = trace_->site(barrier.pc, Op::barrier);
+        for (Warp& warp : warps_) {
+            trace_->drain(warp, warp.exists);
+            site.requests += barrier.waiting[warp.number] != 0;
         }
+        site.lanes += barrier.arrived;
+        trace_->races.order_block();
     }
-    const Barrier released = barrier;
-    barrier = Barrier();
+    const Barrier released = std::exchange(barrier, Barrier());
+    wake_waiting(released);
+}
+
+/// A warp that has returned is not missed at a barrier. A part of a warp is: its other lanes wait without it.
+void Worker::check_returned_threads(const Barrier& barrier) {
+    for (const Warp& warp : warps_) {
+        const uint32_t returned = warp.exists & ~warp.alive;
+        if (returned == 0 || barrier.waiting[warp.number] == 0) continue;
+        if (Finding* finding = occurred(Kind::divergent_barrier, barrier.pc)) {
+            finding->threads = {warp.number * kWarpSize + __builtin_ctz(barrier.waiting[warp.number]),
+                                warp.number * kWarpSize + __builtin_ctz(returned)};
+            finding->detail = "some lanes of a warp wait here, the others have returned";
+        }
+        return;
+    }
+}
+
+void Worker::wake_waiting(const Barrier& barrier) {
     for (Warp& warp : warps_)
-        if (released.waiting[warp.number] != 0) make_ready(warp, released.waiting[warp.number]);
+        if (barrier.waiting[warp.number] != 0) make_ready(warp, barrier.waiting[warp.number]);
+}
+
+namespace {
+struct NamedBarrier {
+    int id;
+    unsigned threads;
+    bool wait;
+};
+}  // namespace
+
+void Worker::named_barrier(int id, unsigned threads, bool wait, uint32_t pc) {
+    NamedBarrier mine{id, threads, wait};
+    const unsigned generation = barriers_[id].generation;
+    const Perform arrive = [](Warp& warp, const Collective& collective) {
+        const auto& theirs = *static_cast<NamedBarrier*>(warp.operands[__builtin_ctz(collective.arrived)]);
+        current_worker->arrive(warp, theirs.id, theirs.threads, theirs.wait);
+    };
+    collective({Op::barrier, ~uint32_t(0), pc, arrive}, &mine);
+    while (wait && barriers_[id].generation == generation) {
+        barriers_[id].waiting[warp().number] |= bit(lane());
+        running_->wait_op = Op::barrier;
+        running_->wait_pc = pc;
+        suspend();
+    }
+}
+
+void Worker::arrive(Warp& warp, int id, unsigned threads, bool wait) {
+    Barrier& barrier = barriers_[id];
+    barrier.expected = threads;
+    barrier.arrived += kWarpSize;
+    if (wait) barrier.waiting_warps |= bit(warp.number);
+    if (trace_ != nullptr) trace_->races.publish(warp.number, barrier.published);
+    if (barrier.arrived < barrier.expected) return;
+    const Barrier released = std::exchange(barrier, Barrier());
+    barrier.generation = released.generation + 1;
+    if (trace_ != nullptr)
+        for (const Warp& other : warps_)
+            if (released.waiting_warps & bit(other.number)) trace_->races.learn(other.number, released.published);
+    wake_waiting(released);
 }
 
 // ---- findings
@@ -278,6 +370,7 @@ void Worker::report_deadlock() {
 // ---- what kernel code calls
 
 using emulator::current_worker;
+using emulator::Worker;
 
 unsigned emulator_thread_index(int axis) { return current_worker->running().index[axis]; }
 unsigned emulator_block_index(int axis) { return current_worker->block()[axis]; }
@@ -286,7 +379,10 @@ unsigned emulator_grid_size(int axis) { return current_worker->launch().grid[axi
 void* emulator_dynamic_shared() { return current_worker->shared().dynamic_begin; }
 
 void emulator_barrier(int id, unsigned threads, bool wait, const char* file, int line) {
-    current_worker->barrier(id, threads, wait, file, line, current_worker->pc(__builtin_return_address(0)));
+    Worker& worker = *current_worker;
+    const uint32_t pc = worker.pc(__builtin_return_address(0));
+    if (threads == 0)
+        worker.block_barrier(file, line, pc);
+    else
+        worker.named_barrier(id, threads, wait, pc);
 }
-void emulator_yield() { current_worker->yield(); }
-uint32_t emulator_active_mask() { return current_worker->warp().alive; }

@@ -1,0 +1,136 @@
+// Data races. Two accesses to one byte, at least one of them a write, race unless something orders them: a barrier, a
+// __syncwarp of both lanes, a named barrier, waiting for one's own cp.async; between blocks, fenced atomics. What
+// merely happened to run first counts for nothing.
+//
+// Time is one counter of a worker that every ordering event advances. A thread's clock is the time of the last such
+// event that it took part in, and an access carries its thread's clock. So everything before the event at time t has a
+// clock below t, and "thread u knows what thread v did until t" is enough to tell what is ordered.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "emulator/machine.h"
+#include "emulator/memory.h"
+
+namespace emulator {
+
+/// One warp-level access: lane l of `lanes` touches `bytes` at addresses[l].
+struct Request {
+    int warp;
+    uint32_t lanes;
+    unsigned bytes;
+    uint32_t pc;
+    const uint64_t* addresses;
+    uint32_t receivers = 0;  // ldmatrix: the lanes that get what is read, each a part of every row
+};
+
+/// The last write to a piece of memory.
+struct WriteRecord {
+    uint32_t clock = 0;
+    uint32_t pc = 0;
+    uint16_t thread = 0;
+    bool atomic = false;
+};
+
+/// The clock of a cp.async's write until it has landed: nobody knows of it.
+constexpr uint32_t kInFlight = UINT32_MAX;
+
+/// Lanes of one warp that read a piece of memory at one clock.
+struct ReadRecord {
+    uint32_t clock = 0;
+    uint32_t lanes = 0;
+    uint32_t pc = 0;
+};
+
+class Races {
+  public:
+    explicit Races(Worker& worker) : worker_(worker) {}
+
+    void start_launch();
+    void start_block();
+    void end_block();
+
+    // Order. What was accessed before must have been passed on before the call.
+
+    void order_block();
+    void order_warp(const Warp& warp, uint32_t lanes);
+    /// A warp comes to a named barrier: what it did and knows is published there.
+    void publish(int warp, PublishedClocks& barrier);
+    /// The barrier is complete: a warp that waited knows what was published.
+    void learn(int warp, const PublishedClocks& barrier);
+    void fence(int warp, uint32_t lanes);
+    /// An atomic on global memory publishes what was fenced, and learns what earlier ones published.
+    void global_atomic(uint64_t address);
+
+    // Accesses.
+
+    void shared_read(const Request& request);
+    void shared_write(const Request& request);
+    void shared_atomic(const Request& request);
+    void copy_issued(const Request& request);
+    void copy_landed(const Request& request);
+    void global_read(const Buffer& buffer, const Request& request);
+    void global_write(const Buffer& buffer, const Request& request);
+
+  private:
+    struct Cells {
+        size_t first, count;
+    };
+    struct WarpClocks {
+        uint32_t clock[kWarpSize] = {};
+        uint32_t all = 0;                           // the last __syncwarp of every live lane
+        uint32_t known[kWarpSize][kWarpSize] = {};  // by partial __syncwarps: [lane][other lane]
+        uint32_t known_warps[kMaxWarps] = {};       // by named barriers
+    };
+    struct UnwrittenRead {
+        size_t cell;
+        uint32_t pc;
+        int thread;
+        unsigned bytes;
+    };
+
+    Cells cells_of(uint64_t address, unsigned bytes);
+    uint64_t offset(size_t cell) const;
+    void refine(unsigned shift);
+    uint32_t clock(int thread) const { return warps_[thread / kWarpSize].clock[thread % kWarpSize]; }
+    /// Whether `thread` knows what `other` did at `clock`.
+    bool knows(int thread, int other, uint32_t clock) const;
+    bool knows_lanes(int thread, int warp, uint32_t lanes, uint32_t clock) const;
+    void read_cell(size_t cell, int thread, uint32_t readers, const Request& request);
+    void check_last_write(size_t cell, int thread, const Request& request, bool will_write);
+    void check_reads(size_t cell, int thread, const Request& request);
+    void write_cell(size_t cell, int thread, const Request& request, uint32_t clock);
+    void shared_finding(Kind kind, size_t cell, int earlier, uint32_t earlier_pc, int thread, const Request& request,
+                        const char* detail);
+    void global_finding(const Buffer& buffer, uint64_t address, uint32_t earlier_block, int earlier,
+                        uint32_t earlier_pc, int thread, const Request& request, const char* detail);
+    bool knows_block(uint32_t block, int thread, int other, uint32_t clock) const;
+
+    Worker& worker_;
+    uint32_t time_ = 0;
+    uint32_t block_clock_ = 0;    // when the block started: what is older was another block's
+    uint32_t barrier_clock_ = 0;  // the last __syncthreads: what is older is known to everyone
+    uint32_t fence_clock_ = 0;    // the last __threadfence
+    std::vector<WarpClocks> warps_;
+
+    // Shared memory in cells of 4 bytes, or of 2 or 1 once something narrower has been accessed. Clocks never repeat,
+    // so nothing is cleared from one block to the next.
+    unsigned cell_shift_ = 2;
+    size_t static_cells_ = 0, cells_ = 0;
+    std::vector<WriteRecord> writes_;                                 // [cell]
+    std::vector<ReadRecord> reads_;                                   // [warp][cell]
+    std::unordered_map<size_t, std::vector<ReadRecord>> more_reads_;  // not ordered before those in reads_, same index
+    std::vector<UnwrittenRead> unwritten_;  // reads of what had not been written; a write that races explains some
+    std::unordered_set<size_t> raced_;      // cells that were read, then written, with nothing between
+
+    uint32_t block_id_ = 0;                                // of this block, among all blocks of all launches
+    std::unordered_map<uint32_t, uint32_t> known_blocks_;  // by fenced atomics: block id -> clock
+};
+
+/// Forgets what atomics have published: a launch starts with everything before it in order.
+void forget_published();
+
+}  // namespace emulator
