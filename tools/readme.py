@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from flash_tutorial import benchmark
-from flash_tutorial.compare import compare, sectors_per_request
+from flash_tutorial.compare import compare
 from flash_tutorial.problem import Problem
 from flash_tutorial.versions import VERSIONS, write_readme
 
@@ -37,9 +37,8 @@ def counters() -> str:
     rows = [
         [
             row.name,
-            f"{row.counters.global_load_bytes / 1e6:,.1f}",
-            f"{row.counters.global_store_bytes / 1e6:,.1f}",
-            f"{sectors_per_request(row.counters):.1f}",
+            f"{row.counters.global_load_bytes / 1e6:.2f}",
+            f"{row.counters.global_store_bytes / 1e6:.2f}",
             f"{row.counters.shared_load_wavefronts + row.counters.shared_store_wavefronts:,}",
             f"{row.counters.shared_load_conflicts + row.counters.shared_store_conflicts:,}",
             f"{row.counters.barriers:,}",
@@ -48,10 +47,10 @@ def counters() -> str:
         for row in comparison
     ]
     headers = [
-        *("version", "global loads, MB", "global stores, MB", "sectors a request", "shared wavefronts"),
-        *("of these bank conflicts", "barriers", "shuffles"),
+        *("version", "global loads, MB", "global stores, MB"),
+        *("shared wavefronts", "of them bank conflicts", "barriers", "shuffles"),
     ]
-    return table(headers, rows, "lrrrrrrr")
+    return table(headers, rows, "lrrrrrr")
 
 
 def speed() -> str:
