@@ -235,7 +235,8 @@ SUFFIXES = {".txt": "simple", ".md": "github", ".html": "html", ".csv": "csv", "
     \b
     Columns on a CPU, each as Nsight Compute counts it on a GPU:
       global load, store bytes    asked for by the lanes, whatever the caches then do
-      sectors/request             32-byte sectors that one access of a warp touches; ideal is 4
+      sectors/request             32-byte sectors that one access of a warp touches: at best 4 for
+                                  4-byte words, 16 for 16-byte ones
       shared wavefronts           passes over the 32 banks of shared memory
       bank conflicts              those of them that a better layout would save
       barriers, shuffles          counted once a warp

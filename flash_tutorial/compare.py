@@ -35,6 +35,7 @@ from flash_tutorial.problem import Problem
 from flash_tutorial.reference import REFERENCES
 from flash_tutorial.versions import Version, accepting, find
 
+SOURCE_WIDTH = 38  # of a line of source in a table: a terminal of 100 columns then holds every counter
 FORMATS = ("simple", "github", "html", "csv", "json")
 
 
@@ -139,7 +140,7 @@ class Contender:
 
 
 def compare(
-    names: str | Sequence[str],
+    names: str | Path | Sequence[str | Path],
     problem: Problem | None = None,
     *,
     baseline: str | None = None,
@@ -156,12 +157,14 @@ def compare(
     What goes wrong while a contender is built or run is said in its row.
     """
     problem = problem or Problem()
-    contenders = find_contenders([names] if isinstance(names, str) else names, problem, like)
+    contenders = find_contenders([names] if isinstance(names, str | Path) else names, problem, like)
     chosen = _find_baseline(contenders, baseline)
     tensors = problem.tensors()
-    hidden = None if progress is None else not progress
-    rows = [_run(each, tensors, problem) for each in tqdm(contenders, "compare", leave=False, disable=hidden)]
-    comparison = Comparison(problem, rows, chosen)
+    comparison = Comparison(problem, [], chosen)
+    with tqdm(contenders, leave=False, disable=None if progress is None else not progress) as bar:
+        for contender in bar:
+            bar.set_description(contender.name)
+            comparison.rows.append(_run(contender, tensors, problem))
     if problem.device == "cuda":
         _add_times(comparison, contenders, tensors)
     return comparison
@@ -373,10 +376,25 @@ def _notes(comparison: Comparison) -> list[tuple[str, str]]:
     return [(f"{row.name}: {row.status}", row.note) for row in comparison if row.note]
 
 
+def _columns(headers: list[str], rows: list[list[str]], left: Sequence[int]) -> str:
+    """A table as narrow as can be, two spaces between columns: tabulate makes every header two wider than it is."""
+    height = max(header.count("\n") for header in headers) + 1
+    stacked = [([""] * height + header.split("\n"))[-height:] for header in headers]
+    widths = [max(map(len, [*words, *column])) for words, column in zip(stacked, zip(*rows, strict=True), strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [
+            cell.ljust(width) if index in left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return "  ".join(padded).rstrip()
+
+    rule = ["-" * width for width in widths]
+    return "\n".join(map(line, [*zip(*stacked, strict=True), rule, *rows]))
+
+
 def _simple(comparison: Comparison) -> str:
-    headers, cells = _table(comparison, narrow=True)
-    align = ["left", "right", "left"] + ["right"] * (len(headers) - 3)
-    table = tabulate(cells, headers, tablefmt="simple", disable_numparse=True, colalign=align if cells else None)
+    table = _columns(*_table(comparison, narrow=True), left=(0, 2))
     notes = [f"{title}\n{textwrap.indent(note, '  ')}" for title, note in _notes(comparison)]
     return "\n\n".join(["\n".join(_caption(comparison)), table, *notes])
 
@@ -501,9 +519,9 @@ def _line_table(report: emulator.Report) -> str:
     columns = [(stacked, value) for stacked, _, value in _COUNTER_COLUMNS if value(report.totals)]
     rows = []
     for line in report.lines:
-        source = line.text if len(line.text) <= 32 else line.text[:31] + "…"
+        source = line.text if len(line.text) <= SOURCE_WIDTH else line.text[: SOURCE_WIDTH - 1] + "…"
         values = [value(line.counters) for _, value in columns]
-        rows.append([line.line, source, *(short(value) if value else "" for value in values)])
-    headers = ["line", "source", *(stacked for stacked, _ in columns)]
-    align = ["right", "left"] + ["right"] * len(columns)
-    return tabulate(rows, headers, disable_numparse=True, colalign=align if rows else None)
+        rows.append([str(line.line), source, *(short(value) if value else "" for value in values)])
+    if not rows:
+        return "no line of source did anything that is counted"
+    return _columns(["line", "source", *(stacked for stacked, _ in columns)], rows, left=(1,))

@@ -119,7 +119,7 @@ class Problem:
                 "causal" if self.causal else "full",
                 *([f"scale={self.scale:g}"] if self.scale is not None else []),
                 f"from {self.source}" if self.source else f"seed {self.seed}",
-                f"on {torch.cuda.get_device_name()}" if self.device == "cuda" else "on the emulated GPU (CPU)",
+                f"on {torch.cuda.get_device_name()}" if self.device == "cuda" else "on the emulator",
             ]
         )
 

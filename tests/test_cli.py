@@ -146,7 +146,8 @@ def test_run_shows_the_error_beside_pytorchs_and_the_counters():
     assert result.exit_code == 0 and result.stderr == ""
     for word in ("v03_warp_local", "causal", "right", "PyTorch's", "limit", "shuffles", "shared load wavefronts"):
         assert word in result.stdout
-    assert "attention" in result.stdout and max(map(len, result.stdout.splitlines())) <= WIDTH
+    assert "P_smem[warp_row + r]" in result.stdout  # a source line
+    assert max(map(len, result.stdout.splitlines())) <= WIDTH
 
 
 def test_run_json():
@@ -192,7 +193,7 @@ def test_run_a_racy_kernel_names_the_lines(copy):
     assert "finding" in result.stdout and "data race" in result.stdout and "racy_v02.cu:" in result.stdout
     assert "S_smem" in result.stdout  # the source line itself
     data = json.loads(call("run", path, *SMALL[2:], "--queries", "40", "--format", "json").stdout)
-    assert {finding["kind"] for finding in data["rows"][0]["findings"]} == {"race"}
+    assert "race" in {finding["kind"] for finding in data["rows"][0]["findings"]}
 
 
 def test_run_a_kernel_that_does_not_compile_shows_the_readers_line(copy):
