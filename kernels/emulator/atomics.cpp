@@ -1,7 +1,6 @@
 // Atomics and fences. Lanes of a warp that come to one atomic together are one instruction, whoever they are.
 #include <cstring>
 
-#include "emulator/counters.h"
 #include "emulator/machine.h"
 #include "emulator/runtime.h"
 #include "emulator/trace.h"
@@ -80,7 +79,8 @@ static void perform_atomic(Warp& warp, const Collective& collective) {
     if (in_shared != 0)
         trace->races.shared_atomic({warp.number, in_shared, collective.bytes, collective.pc, addresses});
     if (in_global != 0)
-        trace->site(collective.pc, Op::atomic).sectors += sectors(addresses, in_global, collective.bytes);
+        trace->site(collective.pc, Op::atomic).sectors +=
+            trace->global_sectors({warp.number, in_global, collective.bytes, collective.pc, addresses});
 }
 
 static void perform_fence(Warp& warp, const Collective& collective) {

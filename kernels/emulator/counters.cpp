@@ -73,11 +73,11 @@ static unsigned count_distinct(uint64_t* values, int count) {
     return static_cast<unsigned>(std::unique(values, values + count) - values);
 }
 
-unsigned sectors(const uint64_t* addresses, uint32_t lanes, unsigned bytes) {
+unsigned sectors(const uint64_t* addresses, uint32_t lanes, unsigned bytes, uint64_t origin) {
     uint64_t touched[64];
     int count = 0;
     for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
-        const uint64_t address = addresses[__builtin_ctz(rest)];
+        const uint64_t address = addresses[__builtin_ctz(rest)] - origin;
         const uint64_t first = address / 32, last = (address + bytes - 1) / 32;
         if (count == 0 || touched[count - 1] != first) touched[count++] = first;
         if (last != first) touched[count++] = last;
@@ -85,13 +85,14 @@ unsigned sectors(const uint64_t* addresses, uint32_t lanes, unsigned bytes) {
     return count_distinct(touched, count);
 }
 
-unsigned copy_sectors(const uint64_t* shared, const uint64_t* global, uint32_t lanes, unsigned bytes, bool bypass_l1) {
-    if (!bypass_l1) return sectors(global, lanes, bytes);
+unsigned copy_sectors(const uint64_t* shared, const uint64_t* global, uint32_t lanes, unsigned bytes, uint64_t origin,
+                      bool bypass_l1) {
+    if (!bypass_l1) return sectors(global, lanes, bytes, origin);
     uint64_t pairs[32];
     int count = 0;
     for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
         const int lane = __builtin_ctz(rest);
-        pairs[count++] = global[lane] / 128 << 16 | (shared[lane] / 32 & 0xffff);
+        pairs[count++] = (global[lane] - origin) / 128 << 16 | (shared[lane] / 32 & 0xffff);
     }
     return count_distinct(pairs, count);
 }

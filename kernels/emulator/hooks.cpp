@@ -1,6 +1,7 @@
 // Where an instrumented kernel's memory accesses arrive. GCC's -fsanitize=thread puts a call before every load and
 // store that may be seen outside its function; the names are those of ThreadSanitizer's library, which is not linked.
 #include <cstddef>
+#include <cstdint>
 
 #include "emulator/runtime.h"
 #include "emulator/trace.h"
@@ -43,6 +44,39 @@ EMULATOR_API void __tsan_read_range(void* address, size_t bytes) {
 EMULATOR_API void __tsan_write_range(void* address, size_t bytes) {
     access_range(static_cast<const char*>(address), bytes, true, __builtin_return_address(0));
 }
+// Atomic operations of the host code in a kernel's file: the guards of its static variables, reference counts. Kernels
+// have CUDA's atomics instead.
+#define HOST_ATOMIC_UPDATE(bits, type, operation)                                                  \
+    EMULATOR_API type __tsan_atomic##bits##_##operation(volatile type* address, type value, int) { \
+        return __atomic_##operation(address, value, __ATOMIC_SEQ_CST);                             \
+    }
+#define HOST_ATOMIC_EXCHANGE(bits, type, suffix)                                                                 \
+    EMULATOR_API int __tsan_atomic##bits##_compare_exchange_##suffix(volatile type* address, type* expected,     \
+                                                                     type value, int, int) {                     \
+        return __atomic_compare_exchange_n(address, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
+    }
+#define HOST_ATOMICS(bits, type)                                                                \
+    EMULATOR_API type __tsan_atomic##bits##_load(const volatile type* address, int) {           \
+        return __atomic_load_n(address, __ATOMIC_SEQ_CST);                                      \
+    }                                                                                           \
+    EMULATOR_API void __tsan_atomic##bits##_store(volatile type* address, type value, int) {    \
+        __atomic_store_n(address, value, __ATOMIC_SEQ_CST);                                     \
+    }                                                                                           \
+    EMULATOR_API type __tsan_atomic##bits##_exchange(volatile type* address, type value, int) { \
+        return __atomic_exchange_n(address, value, __ATOMIC_SEQ_CST);                           \
+    }                                                                                           \
+    HOST_ATOMIC_UPDATE(bits, type, fetch_add)                                                   \
+    HOST_ATOMIC_UPDATE(bits, type, fetch_sub)                                                   \
+    HOST_ATOMIC_UPDATE(bits, type, fetch_and)                                                   \
+    HOST_ATOMIC_UPDATE(bits, type, fetch_or)                                                    \
+    HOST_ATOMIC_UPDATE(bits, type, fetch_xor)                                                   \
+    HOST_ATOMIC_EXCHANGE(bits, type, strong)                                                    \
+    HOST_ATOMIC_EXCHANGE(bits, type, weak)
+HOST_ATOMICS(8, uint8_t)
+HOST_ATOMICS(16, uint16_t)
+HOST_ATOMICS(32, uint32_t)
+HOST_ATOMICS(64, uint64_t)
+
 EMULATOR_API void __tsan_init() {}
 EMULATOR_API void __tsan_func_entry(void*) {}
 EMULATOR_API void __tsan_func_exit() {}

@@ -356,7 +356,8 @@ void Trace::request(int warp, uint64_t key, uint32_t lanes, const uint64_t* addr
             reading |= uint32_t(copies[lane] >> 56 != 0) << lane;
         }
         if (reading != 0) {
-            site.sectors += copy_sectors(shared, addresses, reading, bytes, (key & kBypassL1) != 0);
+            const uint64_t origin = buffer_of(addresses[__builtin_ctz(reading)], false).begin;
+            site.sectors += copy_sectors(shared, addresses, reading, bytes, origin, (key & kBypassL1) != 0);
             global_request({warp, reading, bytes, pc, addresses}, false);
         }
         const Wavefronts wavefronts = shared_wavefronts(shared, lanes, bytes, false);
@@ -365,30 +366,40 @@ void Trace::request(int warp, uint64_t key, uint32_t lanes, const uint64_t* addr
         request.addresses = shared;
         races.copy_issued(request);
     } else {
-        site.sectors += sectors(addresses, lanes, bytes);
+        site.sectors += global_sectors(request);
         global_request(request, op == Op::global_store);
     }
+}
+
+/// The buffer that a global access was found to be in.
+const Buffer& Trace::buffer_of(uint64_t address, bool write) const {
+    const auto is_it = [&](const Buffer& buffer) { return buffer.contains(address, 1) && (!write || buffer.writable); };
+    if (is_it(*last_buffer_)) return *last_buffer_;
+    return *std::find_if(buffers().begin(), buffers().end(), is_it);
+}
+
+unsigned Trace::global_sectors(const Request& request) const {
+    const Buffer& buffer = buffer_of(request.addresses[__builtin_ctz(request.lanes)], false);
+    return sectors(request.addresses, request.lanes, request.bytes, buffer.begin);
 }
 
 /// Passes a global access on to the race detector, buffer by buffer. What is only read cannot race.
 void Trace::global_request(const Request& request, bool write) {
     for (uint32_t rest = request.lanes; rest != 0;) {
-        const uint64_t address = request.addresses[__builtin_ctz(rest)];
-        const Buffer* buffer = last_buffer_;
-        if (!buffer->contains(address, 1) || (write && !buffer->writable))
-            for (const Buffer& other : buffers())
-                if (other.contains(address, 1) && (!write || other.writable)) buffer = &other;
+        const Buffer& buffer = buffer_of(request.addresses[__builtin_ctz(rest)], write);
         uint32_t inside = 0;
-        for (uint32_t lanes = rest; lanes != 0; lanes &= lanes - 1)
-            inside |= uint32_t(buffer->contains(request.addresses[__builtin_ctz(lanes)], 1)) << __builtin_ctz(lanes);
+        for (uint32_t lanes = rest; lanes != 0; lanes &= lanes - 1) {
+            const int lane = __builtin_ctz(lanes);
+            inside |= uint32_t(buffer.contains(request.addresses[lane], 1)) << lane;
+        }
         rest &= ~inside;
-        if (buffer->shadow == nullptr) continue;
+        if (buffer.shadow == nullptr) continue;
         Request part = request;
         part.lanes = inside;
         if (write)
-            races.global_write(*buffer, part);
+            races.global_write(buffer, part);
         else
-            races.global_read(*buffer, part);
+            races.global_read(buffer, part);
     }
 }
 

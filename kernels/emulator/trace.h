@@ -38,6 +38,8 @@ class Trace {
     void matrices(const Warp& warp, const Collective& collective, const uint64_t* rows, int count);
     Sites& sites() { return sites_; }
 
+    unsigned global_sectors(const Request& request) const;
+
     Races races;
 
   private:
@@ -60,6 +62,7 @@ class Trace {
     void log(uint64_t key, uintptr_t address, uint64_t copy);
     uint64_t choose(const Log& log, uint32_t pending, const uint8_t* position) const;
     void request(int warp, uint64_t key, uint32_t lanes, const uint64_t* addresses, const uint64_t* copies);
+    const Buffer& buffer_of(uint64_t address, bool write) const;
     void global_request(const Request& request, bool write);
 
     Worker& worker_;
