@@ -801,9 +801,9 @@ class Module:
         if kernel not in self._parameters:
             raise ValueError(f"{self.source.name} has no kernel {kernel!r}; it has {', '.join(self.kernels)}")
         names = self._parameters[kernel]
-        codes = getattr(self._library, f"emulator_signature_{kernel}")
-        codes.restype = ctypes.c_char_p
-        codes = codes().decode().split()
+        signature = ctypes.create_string_buffer(4096)
+        getattr(self._library, f"emulator_signature_{kernel}")(signature, ctypes.c_size_t(len(signature)))
+        codes = signature.value.decode().split()
         if len(arguments) != len(codes):
             raise TypeError(f"{kernel} takes {len(codes)} arguments ({', '.join(names)}); {len(arguments)} came")
         values = [_argument(f"{kernel}: {n}", code, a) for n, code, a in zip(names, codes, arguments, strict=True)]

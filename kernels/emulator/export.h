@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstddef>
-#include <string>
+#include <cstdio>
 #include <type_traits>
 #include <utility>
 
@@ -11,38 +11,38 @@
 
 namespace emulator {
 
-/// `f4` is a float of 4 bytes, `i4` and `u4` signed and unsigned whole numbers, `s12` a struct of 12 bytes, `v0` void.
-template <class T>
-std::string type_code() {
-    if constexpr (std::is_void_v<T>) {
-        return "v0";
-    } else {
-        const char* kind = std::is_floating_point_v<T> ? "f"
-                           : !std::is_integral_v<T>    ? "s"
-                           : std::is_signed_v<T>       ? "i"
-                                                       : "u";
-        return kind + std::to_string(sizeof(T));
-    }
-}
-
-/// A parameter's code: its type's, after `r` for a pointer to const elements, `w` for one to elements that may be
+/// A parameter's code: `f4` is a float of 4 bytes, `i4` and `u4` signed and unsigned whole numbers, `s12` a struct of
+/// 12 bytes, `v0` void; before it `r` for a pointer to const elements of that type, `w` for one to elements to be
 /// written.
+struct Code {
+    const char* pointer;
+    char kind;
+    size_t bytes;
+};
+
 template <class P>
-std::string parameter_code() {
+Code code() {
     static_assert(std::is_trivially_copyable_v<P>, "a kernel's parameters are passed as bytes");
-    if constexpr (std::is_pointer_v<P>) {
-        using Element = std::remove_pointer_t<P>;
-        return (std::is_const_v<Element> ? "r" : "w") + type_code<std::remove_cv_t<Element>>();
+    using Value = std::remove_cv_t<std::remove_pointer_t<P>>;
+    const char* pointer = !std::is_pointer_v<P> ? "" : std::is_const_v<std::remove_pointer_t<P>> ? "r" : "w";
+    if constexpr (std::is_void_v<Value>) {
+        return {pointer, 'v', 0};
     } else {
-        return type_code<P>();
+        const bool number = std::is_integral_v<Value>;
+        const char kind = std::is_floating_point_v<Value> ? 'f' : !number ? 's' : std::is_signed_v<Value> ? 'i' : 'u';
+        return {pointer, kind, sizeof(Value)};
     }
 }
 
-/// The codes of a kernel's parameters, separated by spaces.
+/// Writes the codes of a kernel's parameters to `text`, a space after each.
 template <class... P>
-const char* signature(void (*)(P...)) {
-    static const std::string codes = ((parameter_code<P>() + " ") + ... + std::string());
-    return codes.c_str();
+void signature(void (*)(P...), char* text, size_t size) {
+    size_t length = 0;
+    auto write = [&](Code each) {
+        if (length < size)
+            length += snprintf(text + length, size - length, "%s%c%zu ", each.pointer, each.kind, each.bytes);
+    };
+    (write(code<P>()), ...);
 }
 
 template <class... P, size_t... I>
@@ -61,11 +61,11 @@ void launch_by_pointers(void (*kernel)(P...), const unsigned* grid, const unsign
 
 }  // namespace emulator
 
-#define EMULATOR_EXPORT(kernel)                                                                     \
-    extern "C" __attribute__((visibility("default"))) const char* emulator_signature_##kernel() {   \
-        return emulator::signature(&kernel);                                                        \
-    }                                                                                               \
-    extern "C" __attribute__((visibility("default"))) void emulator_launch_##kernel(                \
-        const unsigned* grid, const unsigned* block, size_t shared_bytes, void* const* arguments) { \
-        emulator::launch_by_pointers(&kernel, grid, block, shared_bytes, arguments);                \
+#define EMULATOR_EXPORT(kernel)                                                                                   \
+    extern "C" __attribute__((visibility("default"))) void emulator_signature_##kernel(char* text, size_t size) { \
+        emulator::signature(&kernel, text, size);                                                                 \
+    }                                                                                                             \
+    extern "C" __attribute__((visibility("default"))) void emulator_launch_##kernel(                              \
+        const unsigned* grid, const unsigned* block, size_t shared_bytes, void* const* arguments) {               \
+        emulator::launch_by_pointers(&kernel, grid, block, shared_bytes, arguments);                              \
     }
