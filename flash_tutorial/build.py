@@ -276,11 +276,13 @@ def runtime(directory: Path | None = None, force: bool = False) -> Path:
 def emulated_module(source: Path, wrapper: str, instrumented: bool = True) -> Path:
     """A library of a small kernel file for the emulator, without a PyTorch operator; built if it is not in the cache.
 
-    What is compiled is `wrapper`, text that includes `source`. Raises BuildError with the compiler's message.
+    What is compiled is `wrapper`, text that includes `source` and the emulator's export.h. Raises BuildError with the
+    compiler's message.
     """
     source = Path(source).resolve()
     backend = "instrumented" if instrumented else "emulated"
-    digest = hashlib.sha256((_library_hash(source, backend) + wrapper).encode()).hexdigest()[:10]
+    parts = (wrapper, _library_hash(source, backend), _library_hash(EMULATOR / "export.h", backend))
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
 
     def build(target: Path, temporary: Path) -> None:
         unit, kernel = temporary / "module.cu", temporary / "module.o"
