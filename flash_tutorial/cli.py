@@ -384,7 +384,7 @@ def diff(version: str, other: str | None, like: str | None, fmt: str) -> None:
 def doctor(ctx: click.Context, fmt: str) -> None:
     from flash_tutorial import doctor as examining
 
-    checks = examining.examine()
+    checks = examining.examine(say=functools.partial(click.echo, err=True))
     if fmt == "json":
         click.echo(examining.to_json(checks))
     else:

@@ -18,6 +18,7 @@ import importlib.util
 import io
 import json
 import math
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from flash_tutorial.problem import Problem
 from flash_tutorial.reference import REFERENCES
 from flash_tutorial.versions import Version, accepting, find
 
-SOURCE_WIDTH = 38  # of a line of source in a table: a terminal of 100 columns then holds every counter
+WIDTH = 100  # columns of the terminal that text is made for
 FORMATS = ("simple", "github", "html", "csv", "json")
 
 
@@ -395,8 +396,22 @@ def _columns(headers: list[str], rows: list[list[str]], left: Sequence[int]) -> 
 
 def _simple(comparison: Comparison) -> str:
     table = _columns(*_table(comparison, narrow=True), left=(0, 2))
-    notes = [f"{title}\n{textwrap.indent(note, '  ')}" for title, note in _notes(comparison)]
+    notes = [f"{title}\n{_wrap(textwrap.indent(note, '  '))}" for title, note in _notes(comparison)]
     return "\n\n".join(["\n".join(_caption(comparison)), table, *notes])
+
+
+def _wrap(text: str) -> str:
+    """The text with its prose wrapped; lines of source, which compilers quote behind a bar, stay as they are."""
+    lines = []
+    for line in text.splitlines():
+        if len(line) <= WIDTH or re.match(r" *\d* *\|", line):
+            lines.append(line)
+        else:
+            indent = " " * (len(line) - len(line.lstrip()))
+            lines += textwrap.wrap(
+                line.strip(), WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_long_words=False
+            )
+    return "\n".join(lines)
 
 
 def _github(comparison: Comparison) -> str:
@@ -491,7 +506,7 @@ def describe(comparison: Comparison, lines: bool = False) -> str:
         facts.append(("emulation", f"{row.seconds:.2f} s, counting and checking for races"))
     parts = [f"{row.name}: {row.title}\n" + tabulate(facts, tablefmt="plain", disable_numparse=True)]
     if row.note:
-        parts.append(row.note)
+        parts.append(_wrap(row.note))
     if row.report and row.report.launches:
         parts.append(_counter_table(row.report.totals))
         if lines:
@@ -517,9 +532,11 @@ def _counter_table(counters: emulator.Counters) -> str:
 def _line_table(report: emulator.Report) -> str:
     """Counters by source line, narrow enough for a terminal; a column that is zero throughout is left out."""
     columns = [(stacked, value) for stacked, _, value in _COUNTER_COLUMNS if value(report.totals)]
+    taken = sum(2 + max(6, *map(len, stacked.split("\n"))) for stacked, _ in columns)
+    room = WIDTH - taken - len("line  ")
     rows = []
     for line in report.lines:
-        source = line.text if len(line.text) <= SOURCE_WIDTH else line.text[: SOURCE_WIDTH - 1] + "…"
+        source = line.text if len(line.text) <= room else line.text[: room - 1] + "…"
         values = [value(line.counters) for _, value in columns]
         rows.append([str(line.line), source, *(short(value) if value else "" for value in values)])
     if not rows:

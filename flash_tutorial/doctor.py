@@ -17,6 +17,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,8 +48,8 @@ class Check:
     mend: str | None = None  # a command, or where to get it
 
 
-def examine() -> list[Check]:
-    """Every check, in the order in which one thing needs the other."""
+def examine(say: Callable[[str], None] = lambda text: None) -> list[Check]:
+    """Every check, in the order in which one thing needs the other. `say` is told what takes long, before it starts."""
     torch_check, torch = _torch()
     packages = _packages("packages", NEEDED, "missing", "everything needs them")
     compiler = _compiler()
@@ -56,7 +57,8 @@ def examine() -> list[Check]:
     checks.append(_packages("notebooks", FOR_NOTEBOOKS, "absent", "the notebooks need them"))
     checks += [_nvcc(), *_gpu(torch)]
     checks += [_builds(version) for version in VERSIONS]
-    if all(check.state != "missing" for check in checks):
+    if works(checks):
+        say(f"Trying {VERSIONS[0].name} in the emulator; what is not built is compiled first")
         checks.append(_trial(VERSIONS[0]))
     return checks
 

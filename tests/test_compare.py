@@ -37,7 +37,7 @@ def wrong(tmp_path):
 
 @pytest.fixture
 def broken(tmp_path):
-    return variant(tmp_path, "broken_v02.cu", "params.scale", "params.no_such_field")
+    return variant(tmp_path, "broken_v02.cu", "dot * params.scale", "dot * params.no_such_field")
 
 
 @pytest.fixture
@@ -182,6 +182,9 @@ def test_what_goes_wrong_is_in_its_row_and_the_others_go_on(wrong, broken, racy)
     assert comparison[1].error is None
     assert "data race" in comparison[2].note and "racy_v02.cu:" in comparison[2].note
     assert comparison[2].report.findings
+    shown = render(comparison)
+    assert max(len(line) for line in shown.splitlines() if ".cu:" not in line and " | " not in line) <= WIDTH
+    assert "dot * params.no_such_field" in shown
 
 
 def test_a_reference_that_needs_a_gpu_fails_in_its_row():
