@@ -412,7 +412,12 @@ class Finding:
         return "\n".join(lines)
 
     def _remedy(self, kind: _Kind) -> str:
-        if self.kind == "race" and self.space == "shared" and len(self.threads) == 2 and min(self.threads) >= 0:
+        if self.kind == "race" and self.space == "global":
+            return (
+                "within a block, put a barrier between the two lines; nothing orders two blocks: give each a part of "
+                "its own, use atomics, or make it two launches"
+            )
+        if self.kind == "race" and len(self.threads) == 2 and min(self.threads) >= 0:
             if self.threads[0] // 32 == self.threads[1] // 32:
                 return "the threads are of one warp: __syncwarp() between the two lines orders them"
             return "the threads are of two warps: __syncthreads() between the two lines orders them"

@@ -231,7 +231,7 @@ MISTAKES = [
         (ramp(1) + 1, np.zeros(32, np.float32)),
         block=32,
         plain=True,
-        result=np.full(32, 2, np.float32),
+        result=np.ones(32, np.float32),
     ),
 ]
 IN_PLAIN_BUILDS = [mistake for mistake in MISTAKES if mistake.plain]
