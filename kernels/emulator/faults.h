@@ -12,26 +12,26 @@ namespace emulator {
 /// While one exists, a fault on a worker's OS thread is reported and the worker
 /// leaves its block. Every other thread's faults go where they went before.
 class FaultHandlers {
-public:
-  FaultHandlers();
-  FaultHandlers(const FaultHandlers &) = delete;
-  ~FaultHandlers();
+  public:
+    FaultHandlers();
+    FaultHandlers(const FaultHandlers&) = delete;
+    ~FaultHandlers();
 };
 
 /// A stack for the handler: the fiber's own may be what has overflowed.
 class HandlerStack {
-public:
-  HandlerStack();
-  HandlerStack(const HandlerStack &) = delete;
-  ~HandlerStack();
+  public:
+    HandlerStack();
+    HandlerStack(const HandlerStack&) = delete;
+    ~HandlerStack();
 
-private:
-  std::unique_ptr<char[]> memory_;
-  stack_t previous_;
+  private:
+    std::unique_ptr<char[]> memory_;
+    stack_t previous_;
 };
 
 /// Makes the worker on `thread` leave its block if it is in kernel code just
 /// now: the way out of an endless loop when a launch has been cancelled.
 void interrupt(pthread_t thread);
 
-} // namespace emulator
+}  // namespace emulator

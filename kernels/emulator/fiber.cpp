@@ -15,8 +15,7 @@ namespace emulator {
 // mask, takes 160.
 #if defined(__x86_64__)
 
-extern "C" void emulator_switch_stack(void **save, void *resume)
-    __attribute__((visibility("hidden")));
+extern "C" void emulator_switch_stack(void** save, void* resume) __attribute__((visibility("hidden")));
 asm(R"(
     .text
     .hidden emulator_switch_stack
@@ -41,22 +40,19 @@ emulator_switch_stack:
     .size emulator_switch_stack, . - emulator_switch_stack
 )");
 
-void start_context(Context &context, char *top, void (*entry)()) {
-  // From the stack pointer up: six registers, the address to return to, and the
-  // return address that entry itself never uses. entry must find the stack 8
-  // bytes off a multiple of 16, as after a call.
-  void **frame = reinterpret_cast<void **>(reinterpret_cast<uintptr_t>(top) &
-                                           ~uintptr_t(15)) -
-                 8;
-  memset(frame, 0, 8 * sizeof(void *));
-  frame[6] = reinterpret_cast<void *>(entry);
-  context.stack_pointer = frame;
+void start_context(Context& context, char* top, void (*entry)()) {
+    // From the stack pointer up: six registers, the address to return to, and the
+    // return address that entry itself never uses. entry must find the stack 8
+    // bytes off a multiple of 16, as after a call.
+    void** frame = reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(top) & ~uintptr_t(15)) - 8;
+    memset(frame, 0, 8 * sizeof(void*));
+    frame[6] = reinterpret_cast<void*>(entry);
+    context.stack_pointer = frame;
 }
 
 #elif defined(__aarch64__)
 
-extern "C" void emulator_switch_stack(void **save, void *resume)
-    __attribute__((visibility("hidden")));
+extern "C" void emulator_switch_stack(void** save, void* resume) __attribute__((visibility("hidden")));
 asm(R"(
     .text
     .hidden emulator_switch_stack
@@ -92,83 +88,65 @@ emulator_switch_stack:
     .size emulator_switch_stack, . - emulator_switch_stack
 )");
 
-void start_context(Context &context, char *top, void (*entry)()) {
-  void **frame = reinterpret_cast<void **>(reinterpret_cast<uintptr_t>(top) &
-                                           ~uintptr_t(15)) -
-                 20;
-  memset(frame, 0, 20 * sizeof(void *));
-  frame[11] = reinterpret_cast<void *>(entry); // x30, where `ret` goes
-  context.stack_pointer = frame;
+void start_context(Context& context, char* top, void (*entry)()) {
+    void** frame = reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(top) & ~uintptr_t(15)) - 20;
+    memset(frame, 0, 20 * sizeof(void*));
+    frame[11] = reinterpret_cast<void*>(entry);  // x30, where `ret` goes
+    context.stack_pointer = frame;
 }
 
 #endif
 
 #ifdef EMULATOR_UCONTEXT
 
-void switch_context(Context &from, Context &to) {
-  swapcontext(&from.registers, &to.registers);
-}
+void switch_context(Context& from, Context& to) { swapcontext(&from.registers, &to.registers); }
 
-void start_context(Context &context, char *top, void (*entry)()) {
-  constexpr size_t usable =
-      Stacks::kBytes /
-      2; // `top` may lie below the stack's end, see Stacks::top
-  getcontext(&context.registers);
-  context.registers.uc_stack.ss_sp = top - usable;
-  context.registers.uc_stack.ss_size = usable;
-  context.registers.uc_link = nullptr;
-  makecontext(&context.registers, entry, 0);
+void start_context(Context& context, char* top, void (*entry)()) {
+    constexpr size_t usable = Stacks::kBytes / 2;  // `top` may lie below the stack's end, see Stacks::top
+    getcontext(&context.registers);
+    context.registers.uc_stack.ss_sp = top - usable;
+    context.registers.uc_stack.ss_size = usable;
+    context.registers.uc_link = nullptr;
+    makecontext(&context.registers, entry, 0);
 }
 
 #else
 
-void switch_context(Context &from, Context &to) {
-  emulator_switch_stack(&from.stack_pointer, to.stack_pointer);
-}
+void switch_context(Context& from, Context& to) { emulator_switch_stack(&from.stack_pointer, to.stack_pointer); }
 
 #endif
 
 static size_t guard_bytes() {
-  static const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  return page;
+    static const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    return page;
 }
 
 void Stacks::reserve(int count) {
-  const size_t stride = kBytes + guard_bytes(),
-               size = stride * static_cast<size_t>(count);
-  if (size <= size_)
-    return;
-  if (memory_ != nullptr)
-    munmap(memory_, size_);
-  size_ = 0;
-  void *memory = mmap(nullptr, size, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED)
-    throw std::bad_alloc();
-  memory_ = static_cast<char *>(memory);
-  size_ = size;
-  for (char *guard = memory_; guard < memory_ + size; guard += stride)
-    mprotect(guard, guard_bytes(), PROT_NONE);
+    const size_t stride = kBytes + guard_bytes(), size = stride * static_cast<size_t>(count);
+    if (size <= size_) return;
+    if (memory_ != nullptr) munmap(memory_, size_);
+    size_ = 0;
+    void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    memory_ = static_cast<char*>(memory);
+    size_ = size;
+    for (char* guard = memory_; guard < memory_ + size; guard += stride) mprotect(guard, guard_bytes(), PROT_NONE);
 }
 
 Stacks::~Stacks() {
-  if (memory_ != nullptr)
-    munmap(memory_, size_);
+    if (memory_ != nullptr) munmap(memory_, size_);
 }
 
-char *Stacks::top(int index) const {
-  // Stacks that start at equal page offsets would fight for the same few cache
-  // sets: stagger them.
-  const size_t stagger = static_cast<size_t>(index * 13 % 61) * 64;
-  return memory_ + (kBytes + guard_bytes()) * static_cast<size_t>(index + 1) -
-         stagger;
+char* Stacks::top(int index) const {
+    // Stacks that start at equal page offsets would fight for the same few cache
+    // sets: stagger them.
+    const size_t stagger = static_cast<size_t>(index * 13 % 61) * 64;
+    return memory_ + (kBytes + guard_bytes()) * static_cast<size_t>(index + 1) - stagger;
 }
 
-bool Stacks::in_guard_page(const void *address) const {
-  return contains(address) &&
-         static_cast<size_t>(static_cast<const char *>(address) - memory_) %
-                 (kBytes + guard_bytes()) <
-             guard_bytes();
+bool Stacks::in_guard_page(const void* address) const {
+    return contains(address) &&
+           static_cast<size_t>(static_cast<const char*>(address) - memory_) % (kBytes + guard_bytes()) < guard_bytes();
 }
 
-} // namespace emulator
+}  // namespace emulator

@@ -1,5 +1,5 @@
-// __half and __nv_bfloat16: storage, conversions that round to nearest even, and arithmetic that rounds after every
-// step.
+// __half and __nv_bfloat16: storage, conversions that round to nearest even,
+// and arithmetic that rounds after every step.
 #pragma once
 
 #include <math.h>
@@ -9,7 +9,8 @@
 namespace emulator {
 
 inline float half_to_float(uint16_t h) {
-    // Shifted into float's fields the exponent is 112 too small; multiplying by 2^112 mends that, subnormals included.
+    // Shifted into float's fields the exponent is 112 too small; multiplying by
+    // 2^112 mends that, subnormals included.
     const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
     const float magnitude = bit_cast<float>(static_cast<uint32_t>(h & 0x7fffu) << 13) * 0x1p112f;
     const uint32_t special = (h & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;  // infinity and NaN keep their exponent
@@ -22,7 +23,8 @@ inline uint16_t float_to_half(float value) {
     const uint32_t magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return 0x7fff;          // the canonical NaN of the GPU
     if (magnitude >= 0x477ff000u) return sign | 0x7c00;  // 65520 and above round to infinity
-    if (magnitude < 0x38800000u) {  // below 2^-14: adding 0.5 leaves the subnormal's bits, rounded, at the bottom
+    if (magnitude < 0x38800000u) {                       // below 2^-14: adding 0.5 leaves the
+                                                         // subnormal's bits, rounded, at the bottom
         const float shifted = bit_cast<float>(magnitude) + 0.5f;
         return sign | static_cast<uint16_t>(bit_cast<uint32_t>(shifted) - 0x3f000000u);
     }
@@ -43,12 +45,13 @@ inline uint16_t float_to_bfloat16(float value) {
 #define EMULATOR_HALF_TYPE(type, pair, to_float, from_float)                                                   \
     struct type {                                                                                              \
         uint16_t bits;                                                                                         \
-        type() = default;                                                                                      \
+        constexpr type() : bits(0) {}                                                                          \
         type(float value) : bits(emulator::from_float(value)) {}                                               \
         operator float() const { return emulator::to_float(bits); }                                            \
     };                                                                                                         \
     struct alignas(4) pair {                                                                                   \
         type x, y;                                                                                             \
+        constexpr pair() : x(), y() {}                                                                         \
         pair(type x, type y) : x(x), y(y) {}                                                                   \
         EMULATOR_VECTOR_COPY(pair, Word4)                                                                      \
     };                                                                                                         \

@@ -4,22 +4,18 @@
 
 namespace emulator {
 
-std::vector<Buffer> &buffers() {
-  static std::vector<Buffer> declared;
-  return declared;
+std::vector<Buffer>& buffers() {
+    static std::vector<Buffer> declared;
+    return declared;
 }
 
-} // namespace emulator
+}  // namespace emulator
 
-void emulator_declare_global(const void *pointer, size_t bytes,
-                             const char *name, int writable) {
-  if (bytes == 0)
-    return;
-  emulator::Buffer buffer{reinterpret_cast<uintptr_t>(pointer), bytes, name,
-                          writable != 0, nullptr};
-  if (buffer.writable)
-    buffer.shadow = emulator::make_shadow(buffer);
-  emulator::buffers().push_back(std::move(buffer));
+void emulator_declare_global(const void* pointer, size_t bytes, const char* name, int writable) {
+    if (bytes == 0) return;
+    emulator::Buffer buffer{reinterpret_cast<uintptr_t>(pointer), bytes, name, writable != 0, nullptr};
+    if (buffer.writable) buffer.shadow = emulator::make_shadow(buffer);
+    emulator::buffers().push_back(std::move(buffer));
 }
 
 void emulator_forget_globals() { emulator::buffers().clear(); }

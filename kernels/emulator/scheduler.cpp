@@ -15,478 +15,412 @@
 
 namespace emulator {
 
-thread_local Worker *current_worker = nullptr;
+thread_local Worker* current_worker = nullptr;
 
 static uint32_t bit(int index) { return uint32_t(1) << index; }
 
 /// The first set bit after `index`, else the first one: round robin.
 static int next_bit(uint32_t bits, int index) {
-  const uint32_t after = bits & ~((uint32_t(2) << index) - 1);
-  return __builtin_ctz(after != 0 ? after : bits);
+    const uint32_t after = bits & ~((uint32_t(2) << index) - 1);
+    return __builtin_ctz(after != 0 ? after : bits);
 }
 
 Worker::Worker() {
-  void *memory = mmap(nullptr, kMaxSharedBytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED)
-    throw std::bad_alloc();
-  shared_.dynamic_begin = static_cast<char *>(memory);
+    void* memory = mmap(nullptr, kMaxSharedBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    shared_.dynamic_begin = static_cast<char*>(memory);
 }
 
 Worker::~Worker() { munmap(shared_.dynamic_begin, kMaxSharedBytes); }
 
-void Worker::run(Launch &launch) {
-  launch_ = &launch;
-  findings_ = Findings();
-  stacks_.reserve(launch.threads);
-  shared_.static_begin = launch.module.static_shared();
-  shared_.static_bytes = launch.module.tls_bytes;
-  shared_.dynamic_bytes = launch.dynamic_bytes;
-  threads_.resize(static_cast<size_t>(launch.threads));
-  warps_.resize(
-      static_cast<size_t>((launch.threads + kWarpSize - 1) / kWarpSize));
-  trace_ = nullptr;
-  if (launch.instrumented) {
-    if (kept_trace_ == nullptr)
-      kept_trace_ = std::make_unique<Trace>(*this);
-    trace_ = kept_trace_.get();
-    trace_->start_launch();
-  }
-  const HandlerStack handler_stack;
-  current_worker = this;
-  while (!launch.stop) {
-    const uint64_t block = launch.next_block++;
-    if (block >= launch.blocks)
-      break;
-    run_block(block);
-    if (!abandoned_)
-      launch.blocks_done++;
-  }
-  current_worker = nullptr;
-  launch_ = nullptr;
+void Worker::run(Launch& launch) {
+    launch_ = &launch;
+    findings_ = Findings();
+    stacks_.reserve(launch.threads);
+    shared_.static_begin = launch.module.static_shared();
+    shared_.static_bytes = launch.module.tls_bytes;
+    shared_.dynamic_bytes = launch.dynamic_bytes;
+    threads_.resize(static_cast<size_t>(launch.threads));
+    warps_.resize(static_cast<size_t>((launch.threads + kWarpSize - 1) / kWarpSize));
+    trace_ = nullptr;
+    if (launch.instrumented) {
+        if (kept_trace_ == nullptr) kept_trace_ = std::make_unique<Trace>(*this);
+        trace_ = kept_trace_.get();
+        trace_->start_launch();
+    }
+    const HandlerStack handler_stack;
+    current_worker = this;
+    while (!launch.stop) {
+        const uint64_t block = launch.next_block++;
+        if (block >= launch.blocks) break;
+        run_block(block);
+        if (!abandoned_) launch.blocks_done++;
+    }
+    current_worker = nullptr;
+    launch_ = nullptr;
 }
 
-Sites Worker::take_sites() {
-  return trace_ != nullptr ? std::move(trace_->sites()) : Sites();
-}
+Sites Worker::take_sites() { return trace_ != nullptr ? std::move(trace_->sites()) : Sites(); }
 
 void Worker::run_block(uint64_t block) {
-  block_[0] = static_cast<unsigned>(block % launch_->grid[0]);
-  block_[1] =
-      static_cast<unsigned>(block / launch_->grid[0] % launch_->grid[1]);
-  block_[2] =
-      static_cast<unsigned>(block / launch_->grid[0] / launch_->grid[1]);
-  block_id_ = launch_->first_block_id + static_cast<uint32_t>(block);
-  // Bytes that nobody wrote read as NaN, whatever the floating-point type.
-  memset(shared_.static_begin, 0xff, shared_.static_bytes);
-  memset(shared_.dynamic_begin, 0xff, shared_.dynamic_bytes);
-  start_threads();
-  if (trace_ != nullptr)
-    trace_->start_block();
-  switch_context(main_, resume(&threads_[0]));
-  if (crash_.signal != 0)
-    report_crash();
-  if (trace_ != nullptr)
-    trace_->end_block();
-  if (abandoned_) {
-    launch_->stop = true;
-  } else if (finished_ < threads_.size() && !launch_->stop) {
-    report_deadlock();
-    launch_->stop = abandoned_ = true;
-  } else if (finished_ < threads_.size()) {
-    abandoned_ = true;
-  }
+    block_[0] = static_cast<unsigned>(block % launch_->grid[0]);
+    block_[1] = static_cast<unsigned>(block / launch_->grid[0] % launch_->grid[1]);
+    block_[2] = static_cast<unsigned>(block / launch_->grid[0] / launch_->grid[1]);
+    block_id_ = launch_->first_block_id + static_cast<uint32_t>(block);
+    // Bytes that nobody wrote read as NaN, whatever the floating-point type.
+    memset(shared_.static_begin, 0xff, shared_.static_bytes);
+    memset(shared_.dynamic_begin, 0xff, shared_.dynamic_bytes);
+    start_threads();
+    if (trace_ != nullptr) trace_->start_block();
+    switch_context(main_, resume(&threads_[0]));
+    if (crash_.signal != 0) report_crash();
+    if (trace_ != nullptr) trace_->end_block();
+    if (abandoned_) {
+        launch_->stop = true;
+    } else if (finished_ < threads_.size() && !launch_->stop) {
+        report_deadlock();
+        launch_->stop = abandoned_ = true;
+    } else if (finished_ < threads_.size()) {
+        abandoned_ = true;
+    }
 }
 
 void Worker::start_threads() {
-  finished_ = 0;
-  abandoned_ = false;
-  current_warp_ = 0;
-  ready_warps_ = 0;
-  for (Barrier &barrier : barriers_)
-    barrier = Barrier();
-  const int count = launch_->threads;
-  for (int w = 0; w < static_cast<int>(warps_.size()); ++w) {
-    Warp &warp = warps_[static_cast<size_t>(w)];
-    const int lanes = count - w * kWarpSize;
-    warp.number = w;
-    warp.exists = lanes >= kWarpSize ? ~uint32_t(0) : bit(lanes) - 1;
-    warp.alive = warp.exists;
-    warp.ready = warp.full = 0;
-    warp.open.clear();
-    make_ready(warp, warp.exists);
-  }
-  const unsigned *size = launch_->block;
-  for (int t = 0; t < count; ++t) {
-    Thread &thread = threads_[static_cast<size_t>(t)];
-    const unsigned number = static_cast<unsigned>(t);
-    thread.number = t;
-    thread.index[0] = number % size[0];
-    thread.index[1] = number / size[0] % size[1];
-    thread.index[2] = number / size[0] / size[1];
-    thread.copies.clear();
-    thread.groups.clear();
-    thread.committed = 0;
-    start_context(thread.context, stacks_.top(t), thread_main);
-  }
+    finished_ = 0;
+    abandoned_ = false;
+    current_warp_ = 0;
+    ready_warps_ = 0;
+    for (Barrier& barrier : barriers_) barrier = Barrier();
+    const int count = launch_->threads;
+    for (int w = 0; w < static_cast<int>(warps_.size()); ++w) {
+        Warp& warp = warps_[static_cast<size_t>(w)];
+        const int lanes = count - w * kWarpSize;
+        warp.number = w;
+        warp.exists = lanes >= kWarpSize ? ~uint32_t(0) : bit(lanes) - 1;
+        warp.alive = warp.exists;
+        warp.ready = warp.full = 0;
+        warp.open.clear();
+        make_ready(warp, warp.exists);
+    }
+    const unsigned* size = launch_->block;
+    for (int t = 0; t < count; ++t) {
+        Thread& thread = threads_[static_cast<size_t>(t)];
+        const unsigned number = static_cast<unsigned>(t);
+        thread.number = t;
+        thread.index[0] = number % size[0];
+        thread.index[1] = number / size[0] % size[1];
+        thread.index[2] = number / size[0] / size[1];
+        thread.copies.clear();
+        thread.groups.clear();
+        thread.committed = 0;
+        start_context(thread.context, stacks_.top(t), thread_main);
+    }
 }
 
 void Worker::thread_main() {
-  Worker &worker = *current_worker;
-  worker.launch_->thread(worker.launch_->argument);
-  worker.finish_thread();
+    Worker& worker = *current_worker;
+    worker.launch_->thread(worker.launch_->argument);
+    worker.finish_thread();
 }
 
 void Worker::finish_thread() {
-  Warp &warp = this->warp();
-  warp.alive &= ~bit(lane());
-  warp.ready &= ~bit(lane());
-  ++finished_;
-  // Those who wait for everyone alive need not wait for this thread any more.
-  complete_if_arrived(warp);
-  release_block_barrier();
-  Context never_resumed;
-  switch_context(never_resumed, resume(next_ready()));
+    Warp& warp = this->warp();
+    warp.alive &= ~bit(lane());
+    warp.ready &= ~bit(lane());
+    ++finished_;
+    // Those who wait for everyone alive need not wait for this thread any more.
+    complete_if_arrived(warp);
+    release_block_barrier();
+    Context never_resumed;
+    switch_context(never_resumed, resume(next_ready()));
 }
 
 // ---- taking turns
 
-Thread *Worker::next_ready() {
-  int after = running_->number % kWarpSize;
-  for (;;) {
-    Warp &warp = warps_[static_cast<size_t>(current_warp_)];
-    if (warp.ready != 0)
-      return &threads_[static_cast<size_t>(current_warp_ * kWarpSize +
-                                           next_bit(warp.ready, after))];
-    // The warp has come as far as it can.
-    if (trace_ != nullptr) {
-      trace_->drain(warp, warp.exists);
-      warp.ready = std::exchange(warp.full, 0);
-      if (warp.ready != 0)
-        continue;
+Thread* Worker::next_ready() {
+    int after = running_->number % kWarpSize;
+    for (;;) {
+        Warp& warp = warps_[static_cast<size_t>(current_warp_)];
+        if (warp.ready != 0)
+            return &threads_[static_cast<size_t>(current_warp_ * kWarpSize + next_bit(warp.ready, after))];
+        // The warp has come as far as it can.
+        if (trace_ != nullptr) {
+            trace_->drain(warp, warp.exists);
+            warp.ready = std::exchange(warp.full, 0);
+            if (warp.ready != 0) continue;
+        }
+        // Those who wait for whoever is there may be spinning on a lock: the other
+        // warps are next.
+        if (warp.open.empty() || !complete_whoever_is_there(warp)) ready_warps_ &= ~bit(current_warp_);
+        if (ready_warps_ == 0 || launch_->stop.load(std::memory_order_relaxed)) return nullptr;
+        current_warp_ = next_bit(ready_warps_, current_warp_);
+        after = kWarpSize - 1;
     }
-    // Those who wait for whoever is there may be spinning on a lock: the other
-    // warps are next.
-    if (warp.open.empty() || !complete_whoever_is_there(warp))
-      ready_warps_ &= ~bit(current_warp_);
-    if (ready_warps_ == 0 || launch_->stop.load(std::memory_order_relaxed))
-      return nullptr;
-    current_warp_ = next_bit(ready_warps_, current_warp_);
-    after = kWarpSize - 1;
-  }
 }
 
-Context &Worker::resume(Thread *thread) {
-  if (thread == nullptr)
-    return main_;
-  running_ = thread;
-  return thread->context;
+Context& Worker::resume(Thread* thread) {
+    if (thread == nullptr) return main_;
+    running_ = thread;
+    return thread->context;
 }
 
 void Worker::suspend() {
-  Context &context = running_->context;
-  warp().ready &= ~bit(lane());
-  switch_context(context, resume(next_ready()));
+    Context& context = running_->context;
+    warp().ready &= ~bit(lane());
+    Context& next = resume(next_ready());
+    if (&next != &context) switch_context(context, next);  // else what it waited for has come in the meantime
 }
 
 void Worker::wait_for_drain() {
-  warp().full |= bit(lane());
-  suspend();
+    warp().full |= bit(lane());
+    suspend();
 }
 
 void Worker::stop_if_cancelled() {
-  if (launch_->stop.load(std::memory_order_relaxed))
-    abandon();
+    if (launch_->stop.load(std::memory_order_relaxed)) abandon();
 }
 
-void Worker::make_ready(Warp &warp, uint32_t lanes) {
-  warp.ready |= lanes;
-  ready_warps_ |= bit(warp.number);
+void Worker::make_ready(Warp& warp, uint32_t lanes) {
+    warp.ready |= lanes;
+    ready_warps_ |= bit(warp.number);
 }
 
 void Worker::abandon() {
-  abandoned_ = true;
-  Context never_resumed;
-  switch_context(never_resumed, main_);
-  __builtin_unreachable();
+    abandoned_ = true;
+    Context never_resumed;
+    switch_context(never_resumed, main_);
+    __builtin_unreachable();
 }
 
 // ---- warp collectives
 
-void Worker::collective(const Collective &wanted, void *operands) {
-  stop_if_cancelled();
-  Warp &warp = this->warp();
-  const uint32_t me = bit(lane());
-  const uint32_t mask =
-      wanted.mask == kWhoeverIsThere ? kWhoeverIsThere : wanted.mask | me;
-  warp.operands[lane()] = operands;
-  size_t i = 0;
-  const auto is_wanted = [&](const Collective &open) {
-    return open.mask == mask && open.op == wanted.op &&
-           open.perform == wanted.perform && (open.arrived & me) == 0 &&
-           (mask != kWhoeverIsThere || open.pc == wanted.pc);
-  };
-  while (i < warp.open.size() && !is_wanted(warp.open[i]))
-    ++i;
-  if (i == warp.open.size()) {
-    warp.open.push_back(wanted);
-    warp.open[i].mask = mask;
-  }
-  warp.open[i].arrived |= me;
-  if (mask != kWhoeverIsThere &&
-      (mask & warp.alive & ~warp.open[i].arrived) == 0)
-    return complete(warp, i);
-  running_->wait_op = wanted.op;
-  running_->wait_pc = wanted.pc;
-  suspend();
+void Worker::collective(const Collective& wanted, void* operands) {
+    stop_if_cancelled();
+    Warp& warp = this->warp();
+    const uint32_t me = bit(lane());
+    const uint32_t mask = wanted.mask == kWhoeverIsThere ? kWhoeverIsThere : wanted.mask | me;
+    warp.operands[lane()] = operands;
+    size_t i = 0;
+    const auto is_wanted = [&](const Collective& open) {
+        return open.mask == mask && open.op == wanted.op && open.perform == wanted.perform &&
+               (open.arrived & me) == 0 && (mask != kWhoeverIsThere || open.pc == wanted.pc);
+    };
+    while (i < warp.open.size() && !is_wanted(warp.open[i])) ++i;
+    if (i == warp.open.size()) {
+        warp.open.push_back(wanted);
+        warp.open[i].mask = mask;
+    }
+    warp.open[i].arrived |= me;
+    if (mask != kWhoeverIsThere && (mask & warp.alive & ~warp.open[i].arrived) == 0) return complete(warp, i);
+    running_->wait_op = wanted.op;
+    running_->wait_pc = wanted.pc;
+    suspend();
 }
 
-void Worker::complete(Warp &warp, size_t open_index) {
-  const Collective collective = warp.open[open_index];
-  warp.open.erase(warp.open.begin() + static_cast<std::ptrdiff_t>(open_index));
-  if (trace_ != nullptr) {
-    trace_->drain(warp, collective.arrived);
-    trace_->count(collective);
-    if (collective.op == Op::syncwarp)
-      trace_->races.order_warp(warp, collective.arrived);
-  }
-  if (collective.perform != nullptr)
-    collective.perform(warp, collective);
-  make_ready(warp, collective.arrived);
+void Worker::complete(Warp& warp, size_t open_index) {
+    const Collective collective = warp.open[open_index];
+    warp.open.erase(warp.open.begin() + static_cast<std::ptrdiff_t>(open_index));
+    if (trace_ != nullptr) {
+        trace_->drain(warp, collective.arrived);
+        trace_->count(collective);
+        if (collective.op == Op::syncwarp) trace_->races.order_warp(warp, collective.arrived);
+    }
+    if (collective.perform != nullptr) collective.perform(warp, collective);
+    make_ready(warp, collective.arrived);
 }
 
-void Worker::complete_if_arrived(Warp &warp) {
-  for (size_t i = warp.open.size(); i-- > 0;) {
-    const Collective &open = warp.open[i];
-    if (open.mask != kWhoeverIsThere &&
-        (open.mask & warp.alive & ~open.arrived) == 0)
-      complete(warp, i);
-  }
+void Worker::complete_if_arrived(Warp& warp) {
+    for (size_t i = warp.open.size(); i-- > 0;) {
+        const Collective& open = warp.open[i];
+        if (open.mask != kWhoeverIsThere && (open.mask & warp.alive & ~open.arrived) == 0) complete(warp, i);
+    }
 }
 
-bool Worker::complete_whoever_is_there(Warp &warp) {
-  const size_t before = warp.open.size();
-  for (size_t i = before; i-- > 0;)
-    if (warp.open[i].mask == kWhoeverIsThere)
-      complete(warp, i);
-  return warp.open.size() < before;
+bool Worker::complete_whoever_is_there(Warp& warp) {
+    const size_t before = warp.open.size();
+    for (size_t i = before; i-- > 0;)
+        if (warp.open[i].mask == kWhoeverIsThere) complete(warp, i);
+    return warp.open.size() < before;
 }
 
 // ---- barriers
 
-void Worker::block_barrier(const char *file, int line, uint32_t pc) {
-  stop_if_cancelled();
-  Barrier &barrier = barriers_[0];
-  const int thread = running_->number;
-  if (barrier.arrived == 0) {
-    barrier.file = file;
-    barrier.line = line;
-    barrier.pc = pc;
-    barrier.thread = thread;
-  } else if (barrier.line != line || strcmp(barrier.file, file) != 0) {
-    if (Finding *finding = occurred(Kind::divergent_barrier, barrier.pc, pc)) {
-      finding->threads = {barrier.thread, thread};
-      finding->detail =
-          "threads of one block wait at different __syncthreads()";
+void Worker::block_barrier(const char* file, int line, uint32_t pc) {
+    stop_if_cancelled();
+    Barrier& barrier = barriers_[0];
+    const int thread = running_->number;
+    if (barrier.arrived == 0) {
+        barrier.file = file;
+        barrier.line = line;
+        barrier.pc = pc;
+        barrier.thread = thread;
+    } else if (barrier.line != line || strcmp(barrier.file, file) != 0) {
+        if (Finding* finding = occurred(Kind::divergent_barrier, barrier.pc, pc)) {
+            finding->threads = {barrier.thread, thread};
+            finding->detail = "threads of one block wait at different __syncthreads()";
+        }
     }
-  }
-  ++barrier.arrived;
-  barrier.waiting[thread / kWarpSize] |= bit(thread % kWarpSize);
-  running_->wait_op = Op::barrier;
-  running_->wait_pc = pc;
-  warp().ready &= ~bit(lane());
-  release_block_barrier();
-  if ((warp().ready & bit(lane())) == 0)
-    suspend();
+    ++barrier.arrived;
+    barrier.waiting[thread / kWarpSize] |= bit(thread % kWarpSize);
+    running_->wait_op = Op::barrier;
+    running_->wait_pc = pc;
+    warp().ready &= ~bit(lane());
+    release_block_barrier();
+    if ((warp().ready & bit(lane())) == 0) suspend();
 }
 
 /// Lets __syncthreads pass if every live thread has arrived.
 void Worker::release_block_barrier() {
-  Barrier &barrier = barriers_[0];
-  if (barrier.arrived == 0 || barrier.arrived + finished_ < threads_.size())
-    return;
-  if (finished_ > 0)
-    check_returned_threads(barrier);
-  if (trace_ != nullptr) {
-    Site &site = trace_->site(barrier.pc, Op::barrier);
-    for (Warp &warp : warps_) {
-      trace_->drain(warp, warp.exists);
-      site.requests += barrier.waiting[warp.number] != 0;
+    Barrier& barrier = barriers_[0];
+    if (barrier.arrived == 0 || barrier.arrived + finished_ < threads_.size()) return;
+    if (finished_ > 0) check_returned_threads(barrier);
+    if (trace_ != nullptr) {
+        Site& site = trace_->site(barrier.pc, Op::barrier);
+        for (Warp& warp : warps_) {
+            trace_->drain(warp, warp.exists);
+            site.requests += barrier.waiting[warp.number] != 0;
+        }
+        site.lanes += barrier.arrived;
+        trace_->races.order_block();
     }
-    site.lanes += barrier.arrived;
-    trace_->races.order_block();
-  }
-  const Barrier released = std::exchange(barrier, Barrier());
-  wake_waiting(released);
+    const Barrier released = std::exchange(barrier, Barrier());
+    wake_waiting(released);
 }
 
 /// A warp that has returned is not missed at a barrier. A part of a warp is:
 /// its other lanes wait without it.
-void Worker::check_returned_threads(const Barrier &barrier) {
-  for (const Warp &warp : warps_) {
-    const uint32_t returned = warp.exists & ~warp.alive;
-    if (returned == 0 || barrier.waiting[warp.number] == 0)
-      continue;
-    if (Finding *finding = occurred(Kind::divergent_barrier, barrier.pc)) {
-      finding->threads = {warp.number * kWarpSize +
-                              __builtin_ctz(barrier.waiting[warp.number]),
-                          warp.number * kWarpSize + __builtin_ctz(returned)};
-      finding->detail =
-          "some lanes of a warp wait here, the others have returned";
+void Worker::check_returned_threads(const Barrier& barrier) {
+    for (const Warp& warp : warps_) {
+        const uint32_t returned = warp.exists & ~warp.alive;
+        if (returned == 0 || barrier.waiting[warp.number] == 0) continue;
+        if (Finding* finding = occurred(Kind::divergent_barrier, barrier.pc)) {
+            finding->threads = {warp.number * kWarpSize + __builtin_ctz(barrier.waiting[warp.number]),
+                                warp.number * kWarpSize + __builtin_ctz(returned)};
+            finding->detail = "some lanes of a warp wait here, the others have returned";
+        }
+        return;
     }
-    return;
-  }
 }
 
-void Worker::wake_waiting(const Barrier &barrier) {
-  for (Warp &warp : warps_)
-    if (barrier.waiting[warp.number] != 0)
-      make_ready(warp, barrier.waiting[warp.number]);
+void Worker::wake_waiting(const Barrier& barrier) {
+    for (Warp& warp : warps_)
+        if (barrier.waiting[warp.number] != 0) make_ready(warp, barrier.waiting[warp.number]);
 }
 
 namespace {
 struct NamedBarrier {
-  int id;
-  unsigned threads;
-  bool wait;
+    int id;
+    unsigned threads;
+    bool wait;
 };
-} // namespace
+}  // namespace
 
 void Worker::named_barrier(int id, unsigned threads, bool wait, uint32_t pc) {
-  NamedBarrier mine{id, threads, wait};
-  const unsigned generation = barriers_[id].generation;
-  const Perform arrive = [](Warp &warp, const Collective &collective) {
-    const auto &theirs = *static_cast<NamedBarrier *>(
-        warp.operands[__builtin_ctz(collective.arrived)]);
-    current_worker->arrive(warp, theirs.id, theirs.threads, theirs.wait);
-  };
-  collective({Op::barrier, ~uint32_t(0), pc, arrive}, &mine);
-  while (wait && barriers_[id].generation == generation) {
-    barriers_[id].waiting[warp().number] |= bit(lane());
-    running_->wait_op = Op::barrier;
-    running_->wait_pc = pc;
-    suspend();
-  }
+    NamedBarrier mine{id, threads, wait};
+    const unsigned generation = barriers_[id].generation;
+    const Perform arrive = [](Warp& warp, const Collective& collective) {
+        const auto& theirs = *static_cast<NamedBarrier*>(warp.operands[__builtin_ctz(collective.arrived)]);
+        current_worker->arrive(warp, theirs.id, theirs.threads, theirs.wait);
+    };
+    collective({Op::barrier, ~uint32_t(0), pc, arrive}, &mine);
+    while (wait && barriers_[id].generation == generation) {
+        barriers_[id].waiting[warp().number] |= bit(lane());
+        running_->wait_op = Op::barrier;
+        running_->wait_pc = pc;
+        suspend();
+    }
 }
 
-void Worker::arrive(Warp &warp, int id, unsigned threads, bool wait) {
-  Barrier &barrier = barriers_[id];
-  barrier.expected = threads;
-  barrier.arrived += kWarpSize;
-  if (wait)
-    barrier.waiting_warps |= bit(warp.number);
-  if (trace_ != nullptr)
-    trace_->races.publish(warp.number, barrier.published);
-  if (barrier.arrived < barrier.expected)
-    return;
-  const Barrier released = std::exchange(barrier, Barrier());
-  barrier.generation = released.generation + 1;
-  if (trace_ != nullptr)
-    for (const Warp &other : warps_)
-      if (released.waiting_warps & bit(other.number))
-        trace_->races.learn(other.number, released.published);
-  wake_waiting(released);
+void Worker::arrive(Warp& warp, int id, unsigned threads, bool wait) {
+    Barrier& barrier = barriers_[id];
+    barrier.expected = threads;
+    barrier.arrived += kWarpSize;
+    if (wait) barrier.waiting_warps |= bit(warp.number);
+    if (trace_ != nullptr) trace_->races.publish(warp.number, barrier.published);
+    if (barrier.arrived < barrier.expected) return;
+    const Barrier released = std::exchange(barrier, Barrier());
+    barrier.generation = released.generation + 1;
+    if (trace_ != nullptr)
+        for (const Warp& other : warps_)
+            if (released.waiting_warps & bit(other.number)) trace_->races.learn(other.number, released.published);
+    wake_waiting(released);
 }
 
 // ---- findings
 
-Finding *Worker::occurred(Kind kind, uint32_t first_pc, uint32_t second_pc) {
-  Finding *finding = findings_.occurred(kind, first_pc, second_pc);
-  if (finding == nullptr)
-    return nullptr;
-  memcpy(finding->block, block_, sizeof block_);
-  if (first_pc != 0)
-    finding->pcs.push_back(first_pc);
-  if (second_pc != 0)
-    finding->pcs.push_back(second_pc);
-  return finding;
+Finding* Worker::occurred(Kind kind, uint32_t first_pc, uint32_t second_pc) {
+    Finding* finding = findings_.occurred(kind, first_pc, second_pc);
+    if (finding == nullptr) return nullptr;
+    memcpy(finding->block, block_, sizeof block_);
+    if (first_pc != 0) finding->pcs.push_back(first_pc);
+    if (second_pc != 0) finding->pcs.push_back(second_pc);
+    return finding;
 }
 
-void Worker::crash(int signal, const void *address, uintptr_t program_counter) {
-  crash_ = {signal, address, program_counter};
-  abandon();
+void Worker::crash(int signal, const void* address, uintptr_t program_counter) {
+    crash_ = {signal, address, program_counter};
+    abandon();
 }
 
 void Worker::report_crash() {
-  const int signal = std::exchange(crash_.signal, 0);
-  // A fault inside the emulator or the C library is put down to the kernel's
-  // call. Reported addresses are those to which a call returns, one past the
-  // instruction.
-  const Module &module = launch_->module;
-  const uint32_t pc =
-      module.contains(crash_.program_counter)
-          ? static_cast<uint32_t>(crash_.program_counter - module.base) + 1
-          : last_call_;
-  Finding *finding = occurred(Kind::crash, pc);
-  if (finding == nullptr)
-    return;
-  finding->threads = {running_->number};
-  char address[32];
-  snprintf(address, sizeof address, "0x%zx",
-           reinterpret_cast<uintptr_t>(crash_.address));
-  if (signal == SIGFPE)
-    finding->detail = "integer division by zero";
-  else if (stacks_.in_guard_page(crash_.address))
-    finding->detail = "stack overflow: a thread has " +
-                      std::to_string(Stacks::kBytes / 1024) + " KiB";
-  else if (signal == SIGILL)
-    finding->detail =
-        "__trap() or an instruction that this machine does not have";
-  else
-    finding->detail =
-        std::string("an access to address ") + address + ", where no memory is";
+    const int signal = std::exchange(crash_.signal, 0);
+    // A fault inside the emulator or the C library is put down to the kernel's
+    // call. Reported addresses are those to which a call returns, one past the
+    // instruction.
+    const Module& module = launch_->module;
+    const uint32_t pc = module.contains(crash_.program_counter)
+                            ? static_cast<uint32_t>(crash_.program_counter - module.base) + 1
+                            : last_call_;
+    Finding* finding = occurred(Kind::crash, pc);
+    if (finding == nullptr) return;
+    finding->threads = {running_->number};
+    char address[32];
+    snprintf(address, sizeof address, "0x%zx", reinterpret_cast<uintptr_t>(crash_.address));
+    if (signal == SIGFPE)
+        finding->detail = "integer division by zero";
+    else if (stacks_.in_guard_page(crash_.address))
+        finding->detail = "stack overflow: a thread has " + std::to_string(Stacks::kBytes / 1024) + " KiB";
+    else if (signal == SIGILL)
+        finding->detail = "__trap() or an instruction that this machine does not have";
+    else
+        finding->detail = std::string("an access to address ") + address + ", where no memory is";
 }
 
 void Worker::report_deadlock() {
-  Finding *finding = occurred(Kind::deadlock);
-  if (finding == nullptr)
-    return;
-  std::map<std::pair<Op, uint32_t>, int> waiting; // how many threads wait there
-  for (const Thread &thread : threads_) {
-    const Warp &warp = warps_[static_cast<size_t>(thread.number / kWarpSize)];
-    if (!(warp.alive & bit(thread.number % kWarpSize)))
-      continue;
-    if (waiting[{thread.wait_op, thread.wait_pc}]++ > 0)
-      continue;
-    finding->threads.push_back(thread.number);
-    finding->pcs.push_back(thread.wait_pc);
-  }
-  std::string detail = "nobody can go on:";
-  for (const auto &[where, count] : waiting)
-    detail +=
-        ' ' + std::to_string(count) + " wait in a " + name(where.first) + ',';
-  finding->detail = detail + ' ' + std::to_string(finished_) + " have returned";
+    Finding* finding = occurred(Kind::deadlock);
+    if (finding == nullptr) return;
+    std::map<std::pair<Op, uint32_t>, int> waiting;  // how many threads wait there
+    for (const Thread& thread : threads_) {
+        const Warp& warp = warps_[static_cast<size_t>(thread.number / kWarpSize)];
+        if (!(warp.alive & bit(thread.number % kWarpSize))) continue;
+        if (waiting[{thread.wait_op, thread.wait_pc}]++ > 0) continue;
+        finding->threads.push_back(thread.number);
+        finding->pcs.push_back(thread.wait_pc);
+    }
+    std::string detail = "nobody can go on:";
+    for (const auto& [where, count] : waiting)
+        detail += ' ' + std::to_string(count) + " wait in a " + name(where.first) + ',';
+    finding->detail = detail + ' ' + std::to_string(finished_) + " have returned";
 }
 
-} // namespace emulator
+}  // namespace emulator
 
 // ---- what kernel code calls
 
 using emulator::current_worker;
 using emulator::Worker;
 
-unsigned emulator_thread_index(int axis) {
-  return current_worker->running().index[axis];
-}
-unsigned emulator_block_index(int axis) {
-  return current_worker->block()[axis];
-}
-unsigned emulator_block_size(int axis) {
-  return current_worker->launch().block[axis];
-}
-unsigned emulator_grid_size(int axis) {
-  return current_worker->launch().grid[axis];
-}
-void *emulator_dynamic_shared() {
-  return current_worker->shared().dynamic_begin;
-}
+unsigned emulator_thread_index(int axis) { return current_worker->running().index[axis]; }
+unsigned emulator_block_index(int axis) { return current_worker->block()[axis]; }
+unsigned emulator_block_size(int axis) { return current_worker->launch().block[axis]; }
+unsigned emulator_grid_size(int axis) { return current_worker->launch().grid[axis]; }
+void* emulator_dynamic_shared() { return current_worker->shared().dynamic_begin; }
 
-void emulator_barrier(int id, unsigned threads, bool wait, const char *file,
-                      int line) {
-  Worker &worker = *current_worker;
-  const uint32_t pc = worker.enter(__builtin_return_address(0));
-  if (threads == 0)
-    worker.block_barrier(file, line, pc);
-  else
-    worker.named_barrier(id, threads, wait, pc);
+void emulator_barrier(int id, unsigned threads, bool wait, const char* file, int line) {
+    Worker& worker = *current_worker;
+    const uint32_t pc = worker.enter(__builtin_return_address(0));
+    if (threads == 0)
+        worker.block_barrier(file, line, pc);
+    else
+        worker.named_barrier(id, threads, wait, pc);
 }

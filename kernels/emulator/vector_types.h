@@ -10,7 +10,7 @@ template <class To, class From>
 inline __attribute__((always_inline)) To bit_cast(From from) {
     static_assert(sizeof(To) == sizeof(From), "same size");
     To to;
-    __builtin_memcpy(&to, &from, sizeof(To));
+    __builtin_memcpy(static_cast<void*>(&to), &from, sizeof(To));
     return to;
 }
 
@@ -20,10 +20,13 @@ typedef uint32_t Word16 __attribute__((vector_size(16), may_alias));
 
 }  // namespace emulator
 
-// A plain struct's copy is split by the compiler into one access for each member. These copy through one word of their
-// whole size, so that a float4 load is one 16-byte access for the counters, as it is one LDG.128 on the GPU.
+// A plain struct's copy is split by the compiler into one access for each
+// member. These copy through one word of their whole size, so that a float4
+// load is one 16-byte access for the counters, as it is one LDG.128 on the GPU.
+//
+// Their default constructors are constant so that a __shared__ array of them needs no initialisation when a thread
+// first comes by it, which would show as an access.
 #define EMULATOR_VECTOR_COPY(name, word)                                                             \
-    name() = default;                                                                                \
     inline __attribute__((always_inline)) name(const name& other) {                                  \
         *reinterpret_cast<emulator::word*>(this) = *reinterpret_cast<const emulator::word*>(&other); \
     }                                                                                                \
@@ -35,6 +38,7 @@ typedef uint32_t Word16 __attribute__((vector_size(16), may_alias));
 #define EMULATOR_VECTOR2(name, type, word)             \
     struct alignas(2 * sizeof(type)) name {            \
         type x, y;                                     \
+        constexpr name() : x(), y() {}                 \
         constexpr name(type x, type y) : x(x), y(y) {} \
         EMULATOR_VECTOR_COPY(name, word)               \
     };                                                 \
@@ -43,6 +47,7 @@ typedef uint32_t Word16 __attribute__((vector_size(16), may_alias));
 #define EMULATOR_VECTOR4(name, type, word)                                         \
     struct alignas(4 * sizeof(type)) name {                                        \
         type x, y, z, w;                                                           \
+        constexpr name() : x(), y(), z(), w() {}                                   \
         constexpr name(type x, type y, type z, type w) : x(x), y(y), z(z), w(w) {} \
         EMULATOR_VECTOR_COPY(name, word)                                           \
     };                                                                             \
