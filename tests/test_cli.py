@@ -1,9 +1,13 @@
 """The command line: what each command prints, refuses, and exits with."""
 
+import fcntl
 import json
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -471,6 +475,19 @@ def test_as_a_module_with_a_closed_pipe_and_exit_statuses():
     )
     os.close(writer)
     assert "Traceback" not in closed.stderr
+
+
+def test_compare_shows_its_progress_on_a_terminal_and_only_there():
+    terminal, stderr = pty.openpty()
+    fcntl.ioctl(stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 24, WIDTH, 0, 0))
+    command = [sys.executable, "-m", "flash_tutorial", "compare", "baseline", "sdpa", *SMALL]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=120)
+    os.close(stderr)
+    assert done.returncode == 0 and "0/2" not in done.stdout
+    shown = os.read(terminal, 100_000).decode()
+    os.close(terminal)
+    assert "0/2" in shown and "baseline:" in shown
+    assert call("compare", "baseline", "sdpa", *SMALL).stderr == ""
 
 
 def test_click_sees_every_option_documented():
