@@ -22,7 +22,7 @@ from flash_tutorial import versions
 from flash_tutorial.versions import Version, find
 
 if TYPE_CHECKING:
-    from flash_tutorial import emulator, reference
+    from flash_tutorial import compare, emulator, reference
     from flash_tutorial.build import BuildError
     from flash_tutorial.emulator import KernelFinding
     from flash_tutorial.ops import attention
@@ -33,6 +33,7 @@ __all__ = [
     "KernelFinding",
     "Version",
     "attention",
+    "compare",
     "edit",
     "emulator",
     "reference",
@@ -45,6 +46,7 @@ _LAZY = {
     "BuildError": "build",
     "KernelFinding": "emulator",
     "attention": "ops",
+    "compare": None,
     "edit": "scratch",
     "emulator": None,
     "reference": None,
