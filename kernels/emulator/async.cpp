@@ -1,6 +1,5 @@
-// cp.async. A copy lands when its thread waits for it, not before, and until
-// then its destination reads as NaN: a missing wait shows, where on a GPU it
-// might go unnoticed for years.
+// cp.async. A copy lands when its thread waits for it, not before, and until then its destination reads as NaN: a
+// missing wait shows, where on a GPU it might go unnoticed for years.
 #include <algorithm>
 #include <cstring>
 

@@ -1,5 +1,4 @@
-// Atomics and fences. Lanes of a warp that come to one atomic together are one
-// instruction, whoever they are.
+// Atomics and fences. Lanes of a warp that come to one atomic together are one instruction, whoever they are.
 #include <cstring>
 
 #include "emulator/machine.h"
@@ -16,8 +15,8 @@ struct Atomic {
     uint64_t result;
 };
 
-/// The new value, from bits to bits. Integer is the unsigned type of the
-/// operand's width, Float the float of that width.
+/// The new value, from bits to bits. Integer is the unsigned type of the operand's width, Float the float of that
+/// width.
 template <class Integer, class Float>
 static Integer combine(EmulatorAtomic kind, Integer old, Integer value, Integer expected) {
     using Signed = std::make_signed_t<Integer>;
@@ -66,9 +65,8 @@ static void perform_atomic(Warp& warp, const Collective& collective) {
         const bool between_blocks = trace != nullptr && !atomic.shared;
         addresses[lane] = reinterpret_cast<uintptr_t>(atomic.address);
         in_shared |= uint32_t(atomic.shared) << lane;
-        // What this block publishes must be there before another block can see the
-        // new value; what others published must be learned after the old one has
-        // been seen.
+        // What this block publishes must be there before another block can see the new value; what others published
+        // must be learned after the old one has been seen.
         if (between_blocks) trace->races.global_atomic(addresses[lane]);
         if (collective.bytes == 4)
             update<uint32_t, float>(atomic);

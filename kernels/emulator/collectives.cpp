@@ -1,5 +1,4 @@
-// What the lanes of a warp do together. Every lane brings its operands; the
-// last to arrive computes for all.
+// What the lanes of a warp do together. Every lane brings its operands; the last to arrive computes for all.
 #include <cstring>
 
 #include "emulator/half.h"
@@ -27,8 +26,7 @@ struct Shuffle {
     uint64_t result;
 };
 
-/// The lane that `lane` reads from, as the PTX manual's pseudocode for
-/// shfl.sync has it.
+/// The lane that `lane` reads from, as the PTX manual's pseudocode for shfl.sync has it.
 static int shuffle_source(EmulatorShuffle kind, int lane, int operand, int width) {
     const int first = lane & ~(width - 1), last = first + width - 1;
     switch (kind) {
@@ -120,8 +118,7 @@ static void active_mask(Warp& warp, const Collective& collective) {
 
 // ---- matrices
 
-/// Matrices take all 32 lanes. If some have returned, the instruction is
-/// reported and left undone.
+/// Matrices take all 32 lanes. If some have returned, the instruction is reported and left undone.
 static bool whole_warp(const Warp& warp, const Collective& collective) {
     if (collective.arrived == ~uint32_t(0)) return true;
     if (Finding* finding = current_worker->occurred(Kind::divergent_barrier, collective.pc)) {
@@ -167,8 +164,7 @@ static void mma(Warp& warp, const Collective& collective) {
     }
 }
 
-/// ldmatrix, stmatrix. The comment in flash/ptx/ldmatrix.cuh says which lane
-/// holds what.
+/// ldmatrix, stmatrix. The comment in flash/ptx/ldmatrix.cuh says which lane holds what.
 struct Matrices {
     char* row;
     int count;
@@ -185,8 +181,7 @@ static void trace_matrices(Warp& warp, const Collective& collective, int count) 
     trace->matrices(warp, collective, rows, count);
 }
 
-/// Calls visit(lane, register, low element, high element) for what every lane
-/// holds of `count` matrices.
+/// Calls visit(lane, register, low element, high element) for what every lane holds of `count` matrices.
 template <class Visit>
 static void for_each_pair(Warp& warp, int count, bool transposed, Visit visit) {
     for (int matrix = 0; matrix < count; ++matrix) {

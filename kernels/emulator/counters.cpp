@@ -4,13 +4,11 @@
 
 namespace emulator {
 
-/// The passes of a group of lanes that the hardware serves together: as many as
-/// the fullest bank has different words.
+/// The passes of a group of lanes that the hardware serves together: as many as the fullest bank has different words.
 static unsigned bank_passes(const uint64_t* addresses, uint32_t lanes, unsigned bytes) {
     const unsigned words = std::max(1u, bytes / 4);
     const uint64_t first = addresses[__builtin_ctz(lanes)];
-    // Two patterns are most of all accesses and free of conflicts: one address
-    // for all, and neighbours in a row.
+    // Two patterns are most of all accesses and free of conflicts: one address for all, and neighbours in a row.
     bool same = true, consecutive = bytes >= 4;
     uint64_t expected = first;
     for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
@@ -46,9 +44,8 @@ static bool partners_agree(const uint64_t* addresses, uint32_t lanes, int partne
 }
 
 Wavefronts shared_wavefronts(const uint64_t* addresses, uint32_t lanes, unsigned bytes, bool load) {
-    // 32 lanes of 4 bytes fill a wavefront's 128 bytes; wider accesses are served
-    // in groups of 16 or 8 lanes. Loads pair these groups up when neighbours
-    // share their addresses, over the whole warp: measured, not documented.
+    // 32 lanes of 4 bytes fill a wavefront's 128 bytes; wider accesses are served in groups of 16 or 8 lanes. Loads
+    // pair these groups up when neighbours share their addresses, over the whole warp: measured, not documented.
     int group = bytes <= 4 ? 32 : bytes == 8 ? 16 : 8;
     if (load && bytes > 4 && (partners_agree(addresses, lanes, 1) || partners_agree(addresses, lanes, 2))) group *= 2;
     Wavefronts wavefronts;

@@ -1,5 +1,5 @@
-// What one warp-level memory instruction costs, as Nsight Compute counts it on
-// an H200. Pure functions of its addresses.
+// What one warp-level memory instruction costs, as Nsight Compute counts it on an H200. Pure functions of its
+// addresses.
 #pragma once
 
 #include <cstdint>
@@ -15,19 +15,16 @@ struct Wavefronts {
 /// Lane l of `lanes` accesses `bytes` at addresses[l].
 Wavefronts shared_wavefronts(const uint64_t* addresses, uint32_t lanes, unsigned bytes, bool load);
 
-/// ldmatrix and stmatrix: lanes 8m to 8m + 7 give the addresses of the 16-byte
-/// rows of matrix m.
+/// ldmatrix and stmatrix: lanes 8m to 8m + 7 give the addresses of the 16-byte rows of matrix m.
 Wavefronts matrix_wavefronts(const uint64_t* addresses, int matrices);
 
-/// 32-byte pieces of global memory, counted from `origin`, that the lanes
-/// touch: each costs one, however many lanes share it. The emulator counts from
-/// the start of the buffer, which cudaMalloc would have put at a multiple of
-/// 256 bytes.
+/// 32-byte pieces of global memory, counted from `origin`, that the lanes touch: each costs one, however many lanes
+/// share it. The emulator counts from the start of the buffer, which cudaMalloc would have put at a multiple of 256
+/// bytes.
 unsigned sectors(const uint64_t* addresses, uint32_t lanes, unsigned bytes, uint64_t origin);
 
-/// The same for cp.async: the source sectors. `bypass_l1` (cp.async.cg) counts
-/// what an H200 was seen to count: pairs of a 32-byte piece of the destination
-/// and the 128-byte line that it is filled from.
+/// The same for cp.async: the source sectors. `bypass_l1` (cp.async.cg) counts what an H200 was seen to count: pairs of
+/// a 32-byte piece of the destination and the 128-byte line that it is filled from.
 unsigned copy_sectors(const uint64_t* shared, const uint64_t* global, uint32_t lanes, unsigned bytes, uint64_t origin,
                       bool bypass_l1);
 

@@ -1,5 +1,4 @@
-// CUDA for g++: a kernel file that includes this instead of cuda_runtime.h runs
-// on the emulator.
+// CUDA for g++: a kernel file that includes this instead of cuda_runtime.h runs on the emulator.
 #pragma once
 
 #include <math.h>
@@ -23,9 +22,8 @@
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __launch_bounds__(...)
 #define __grid_constant__
-// A block runs on one OS thread, so a thread-local array is an array for every
-// block. The emulator finds it, poisons it and checks its range as the module's
-// thread-local segment: a kernel file must not have any other thread_local.
+// A block runs on one OS thread, so a thread-local array is an array for every block. The emulator finds it, poisons it
+// and checks its range as the module's thread-local segment: a kernel file must not have any other thread_local.
 #define __shared__ thread_local
 
 // ---- coordinates
@@ -49,13 +47,11 @@ __forceinline__ uint3 grid_size() { return {emulator_grid_size(0), emulator_grid
 
 inline void* dynamic_shared() { return emulator_dynamic_shared(); }
 
-// A call in tail position would become a jump, and its return address the
-// caller's: this keeps it a call.
+// A call in tail position would become a jump, and its return address the caller's: this keeps it a call.
 __forceinline__ void keep_return_address() { asm volatile(""); }
 
-/// What a fiber runs: a callable, copied from the launching thread's stack to
-/// the fiber's own, so that reading its captures (the kernel's arguments) is
-/// not taken for memory traffic.
+/// What a fiber runs: a callable, copied from the launching thread's stack to the fiber's own, so that reading its
+/// captures (the kernel's arguments) is not taken for memory traffic.
 template <class F>
 __attribute__((no_sanitize("thread"))) void call(void* callable) {
     alignas(F) unsigned char copy[sizeof(F)];
@@ -100,8 +96,7 @@ __forceinline__ void __nanosleep(unsigned) { __activemask(); }  // which lets ot
 
 namespace emulator {
 
-/// Calls f with value's bits in a uint64_t and returns its answer's bits as a
-/// T: 4- and 8-byte operands travel alike.
+/// Calls f with value's bits in a uint64_t and returns its answer's bits as a T: 4- and 8-byte operands travel alike.
 template <class T, class F>
 __forceinline__ T through_bits(T value, F f) {
     static_assert(sizeof(T) == 4 || sizeof(T) == 8, "4- and 8-byte types");

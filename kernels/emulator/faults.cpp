@@ -10,8 +10,7 @@ constexpr int kInterrupt = SIGURG;  // ignored by default, so harmless if it com
 constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, kInterrupt};
 static struct sigaction previous_actions[sizeof kSignals / sizeof *kSignals];
 
-/// Where the interrupted code stood; 0 if this machine's layout is not known
-/// here.
+/// Where the interrupted code stood; 0 if this machine's layout is not known here.
 static uintptr_t program_counter(const void* context) {
 #if defined(__x86_64__)
     return static_cast<uintptr_t>(static_cast<const ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP]);
@@ -26,8 +25,7 @@ static uintptr_t program_counter(const void* context) {
 static void handle(int signal, siginfo_t* info, void* context) {
     Worker* worker = current_worker;
     if (signal == kInterrupt) {
-        // Only kernel code can be left at any instruction: it holds no lock of this
-        // process.
+        // Only kernel code can be left at any instruction: it holds no lock of this process.
         if (worker != nullptr && worker->launch().module.contains(program_counter(context))) worker->abandon();
         return;
     }
@@ -43,8 +41,7 @@ static void handle(int signal, siginfo_t* info, void* context) {
 FaultHandlers::FaultHandlers() {
     struct sigaction action = {};
     action.sa_sigaction = handle;
-    // The handler may leave by switching to another stack, so the signal must not
-    // stay blocked: SA_NODEFER.
+    // The handler may leave by switching to another stack, so the signal must not stay blocked: SA_NODEFER.
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART;
     for (size_t i = 0; i < sizeof kSignals / sizeof *kSignals; ++i)
         sigaction(kSignals[i], &action, &previous_actions[i]);

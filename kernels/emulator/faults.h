@@ -1,5 +1,5 @@
-// Faults in kernel code - an address that is not mapped, a division by zero, a
-// stack overflow - end the launch and not the process.
+// Faults in kernel code - an address that is not mapped, a division by zero, a stack overflow - end the launch and not
+// the process.
 #pragma once
 
 #include <pthread.h>
@@ -9,8 +9,8 @@
 
 namespace emulator {
 
-/// While one exists, a fault on a worker's OS thread is reported and the worker
-/// leaves its block. Every other thread's faults go where they went before.
+/// While one exists, a fault on a worker's OS thread is reported and the worker leaves its block. Every other thread's
+/// faults go where they went before.
 class FaultHandlers {
   public:
     FaultHandlers();
@@ -30,8 +30,8 @@ class HandlerStack {
     stack_t previous_;
 };
 
-/// Makes the worker on `thread` leave its block if it is in kernel code just
-/// now: the way out of an endless loop when a launch has been cancelled.
+/// Makes the worker on `thread` leave its block if it is in kernel code just now: the way out of an endless loop when a
+/// launch has been cancelled.
 void interrupt(pthread_t thread);
 
 }  // namespace emulator

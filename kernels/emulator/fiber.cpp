@@ -9,10 +9,8 @@
 
 namespace emulator {
 
-// A switch saves the registers that the calling convention says a call
-// preserves, on the stack it leaves, and restores them from the stack it
-// enters: 8 ns, where swapcontext, which also asks the kernel for the signal
-// mask, takes 160.
+// A switch saves the registers that the calling convention says a call preserves, on the stack it leaves, and restores
+// them from the stack it enters: 8 ns, where swapcontext, which also asks the kernel for the signal mask, takes 160.
 #if defined(__x86_64__)
 
 extern "C" void emulator_switch_stack(void** save, void* resume) __attribute__((visibility("hidden")));
@@ -41,9 +39,8 @@ emulator_switch_stack:
 )");
 
 void start_context(Context& context, char* top, void (*entry)()) {
-    // From the stack pointer up: six registers, the address to return to, and the
-    // return address that entry itself never uses. entry must find the stack 8
-    // bytes off a multiple of 16, as after a call.
+    // From the stack pointer up: six registers, the address to return to, and the return address that entry itself
+    // never uses. entry must find the stack 8 bytes off a multiple of 16, as after a call.
     void** frame = reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(top) & ~uintptr_t(15)) - 8;
     memset(frame, 0, 8 * sizeof(void*));
     frame[6] = reinterpret_cast<void*>(entry);
@@ -138,8 +135,7 @@ Stacks::~Stacks() {
 }
 
 char* Stacks::top(int index) const {
-    // Stacks that start at equal page offsets would fight for the same few cache
-    // sets: stagger them.
+    // Stacks that start at equal page offsets would fight for the same few cache sets: stagger them.
     const size_t stagger = static_cast<size_t>(index * 13 % 61) * 64;
     return memory_ + (kBytes + guard_bytes()) * static_cast<size_t>(index + 1) - stagger;
 }

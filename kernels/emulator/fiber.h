@@ -1,5 +1,4 @@
-// Fibers: the stacks on which CUDA threads run, and the switch from one to
-// another.
+// Fibers: the stacks on which CUDA threads run, and the switch from one to another.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +11,7 @@
 
 namespace emulator {
 
-/// Where a suspended fiber goes on. The hand-written switch keeps everything
-/// else on the fiber's stack.
+/// Where a suspended fiber goes on. The hand-written switch keeps everything else on the fiber's stack.
 struct Context {
 #ifdef EMULATOR_UCONTEXT
     ucontext_t registers;
@@ -25,12 +23,10 @@ struct Context {
 /// Suspends the running fiber into `from` and resumes `to`.
 void switch_context(Context& from, Context& to);
 
-/// Makes `context` a fiber that starts in entry() on the stack that ends at
-/// `top`. entry must never return.
+/// Makes `context` a fiber that starts in entry() on the stack that ends at `top`. entry must never return.
 void start_context(Context& context, char* top, void (*entry)());
 
-/// The stacks of a block's threads, each above a guard page that turns an
-/// overflow into a fault.
+/// The stacks of a block's threads, each above a guard page that turns an overflow into a fault.
 class Stacks {
   public:
     static constexpr size_t kBytes = 64 * 1024;
@@ -39,8 +35,7 @@ class Stacks {
     Stacks(const Stacks&) = delete;
     ~Stacks();
 
-    /// Makes room for `count` stacks. Existing ones may move: no fiber may be
-    /// alive.
+    /// Makes room for `count` stacks. Existing ones may move: no fiber may be alive.
     void reserve(int count);
     char* top(int index) const;
     bool contains(const void* address) const {

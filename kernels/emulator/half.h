@@ -1,5 +1,5 @@
-// __half and __nv_bfloat16: storage, conversions that round to nearest even,
-// and arithmetic that rounds after every step.
+// __half and __nv_bfloat16: storage, conversions that round to nearest even, and arithmetic that rounds after every
+// step.
 #pragma once
 
 #include <math.h>
@@ -9,8 +9,7 @@
 namespace emulator {
 
 inline float half_to_float(uint16_t h) {
-    // Shifted into float's fields the exponent is 112 too small; multiplying by
-    // 2^112 mends that, subnormals included.
+    // Shifted into float's fields the exponent is 112 too small; multiplying by 2^112 mends that, subnormals included.
     const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
     const float magnitude = bit_cast<float>(static_cast<uint32_t>(h & 0x7fffu) << 13) * 0x1p112f;
     const uint32_t special = (h & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;  // infinity and NaN keep their exponent

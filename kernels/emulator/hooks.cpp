@@ -1,7 +1,5 @@
-// Where an instrumented kernel's memory accesses arrive. GCC's
-// -fsanitize=thread puts a call before every load and store that may be seen
-// outside its function; the names are those of ThreadSanitizer's library, which
-// is not linked.
+// Where an instrumented kernel's memory accesses arrive. GCC's -fsanitize=thread puts a call before every load and
+// store that may be seen outside its function; the names are those of ThreadSanitizer's library, which is not linked.
 #include <cstddef>
 #include <cstdint>
 
@@ -17,8 +15,7 @@ static inline void access(const void* address, unsigned bytes, bool write, const
     worker->trace()->access(reinterpret_cast<uintptr_t>(address), bytes, write, worker->pc(return_address));
 }
 
-/// A struct copied whole: on a GPU, 4 bytes at a time where its alignment
-/// allows.
+/// A struct copied whole: on a GPU, 4 bytes at a time where its alignment allows.
 static inline void access_range(const char* address, size_t bytes, bool write, const void* return_address) {
     const unsigned step = (reinterpret_cast<uintptr_t>(address) | bytes) % 4 == 0 ? 4 : 1;
     for (size_t i = 0; i < bytes; i += step) access(address + i, step, write, return_address);
@@ -47,8 +44,8 @@ EMULATOR_API void __tsan_read_range(void* address, size_t bytes) {
 EMULATOR_API void __tsan_write_range(void* address, size_t bytes) {
     access_range(static_cast<const char*>(address), bytes, true, __builtin_return_address(0));
 }
-// Atomic operations of the host code in a kernel's file: the guards of its
-// static variables, reference counts. Kernels have CUDA's atomics instead.
+// Atomic operations of the host code in a kernel's file: the guards of its static variables, reference counts. Kernels
+// have CUDA's atomics instead.
 #define HOST_ATOMIC_UPDATE(bits, type, operation)                                                  \
     EMULATOR_API type __tsan_atomic##bits##_##operation(volatile type* address, type value, int) { \
         return __atomic_##operation(address, value, __ATOMIC_SEQ_CST);                             \

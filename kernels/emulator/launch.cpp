@@ -1,5 +1,4 @@
-// Launches: which module, how many OS threads, progress and cancelling, and
-// faults in kernel code.
+// Launches: which module, how many OS threads, progress and cancelling, and faults in kernel code.
 #include <limits.h>
 #include <link.h>
 #include <stdlib.h>
@@ -88,8 +87,7 @@ static void give_back(std::unique_ptr<Worker> worker) {
 
 static int worker_count(const Launch& launch) {
     const int wanted = process.threads > 0 ? process.threads : static_cast<int>(std::thread::hardware_concurrency());
-    // A stack and its guard page are two of the 65,530 mappings that Linux gives
-    // a process.
+    // A stack and its guard page are two of the 65,530 mappings that Linux gives a process.
     const int mappings = std::max(1, 40000 / (2 * launch.threads));
     return static_cast<int>(std::min<uint64_t>(launch.blocks, static_cast<uint64_t>(std::clamp(wanted, 1, mappings))));
 }

@@ -1,5 +1,4 @@
-// The emulated machine: a launch, and the workers that run its blocks one at a
-// time, each on an OS thread of its own.
+// The emulated machine: a launch, and the workers that run its blocks one at a time, each on an OS thread of its own.
 #pragma once
 
 #include <atomic>
@@ -25,16 +24,14 @@ struct Warp;
 
 struct Collective;
 
-/// Does a collective's work for the lanes that have arrived. Their operands are
-/// warp.operands[lane]; results go there, too.
+/// Does a collective's work for the lanes that have arrived. Their operands are warp.operands[lane]; results go there,
+/// too.
 using Perform = void (*)(Warp& warp, const Collective& collective);
 
-/// The mask of a collective for whoever is there: it is performed when no lane
-/// of the warp can go on without it.
+/// The mask of a collective for whoever is there: it is performed when no lane of the warp can go on without it.
 constexpr uint32_t kWhoeverIsThere = 0;
 
-/// An instruction that the lanes in `mask` execute together. The last of them
-/// to arrive performs it for all.
+/// An instruction that the lanes in `mask` execute together. The last of them to arrive performs it for all.
 struct Collective {
     Op op;
     uint32_t mask;
@@ -60,8 +57,7 @@ struct Thread {
     // Where it waits, when it waits.
     Op wait_op;
     uint32_t wait_pc;
-    // Its cp.asyncs that have not landed, oldest first: groups[0] of them are the
-    // oldest group, groups[1] the next one
+    // Its cp.asyncs that have not landed, oldest first: groups[0] of them are the oldest group, groups[1] the next one
     // ...; those beyond the first `committed` belong to no group yet.
     std::vector<AsyncCopy> copies;
     std::vector<int> groups;
@@ -79,14 +75,12 @@ struct Warp {
     std::vector<Collective> open;  // collectives for which lanes wait
 };
 
-/// What is published at a named barrier: of every warp, the time before which
-/// all it did is ordered (races.h).
+/// What is published at a named barrier: of every warp, the time before which all it did is ordered (races.h).
 struct PublishedClocks {
     uint32_t warps[kMaxWarps] = {};
 };
 
-/// __syncthreads is barrier 0 with every live thread expected. Named barriers
-/// count whole warps, as PTX says.
+/// __syncthreads is barrier 0 with every live thread expected. Named barriers count whole warps, as PTX says.
 struct Barrier {
     unsigned expected = 0;  // threads; 0 = every live thread of the block
     unsigned arrived = 0;
@@ -97,8 +91,7 @@ struct Barrier {
     int line = 0;
     uint32_t pc = 0;
     int thread = 0;
-    // Of a named barrier: the warps that wait, not only arrive, and what they
-    // will know.
+    // Of a named barrier: the warps that wait, not only arrive, and what they will know.
     uint32_t waiting_warps = 0;
     PublishedClocks published;
 };
@@ -140,9 +133,8 @@ struct SharedMemory {
     size_t dynamic_bytes = 0;
 };
 
-/// Runs blocks, one after another, on the OS thread that calls run(). A block's
-/// threads are fibers; they take turns: one runs until it has to wait for
-/// others. Kept between launches for its stacks.
+/// Runs blocks, one after another, on the OS thread that calls run(). A block's threads are fibers; they take turns:
+/// one runs until it has to wait for others. Kept between launches for its stacks.
 class Worker {
   public:
     Worker();
@@ -160,21 +152,17 @@ class Worker {
     uint32_t pc(const void* return_address) const {
         return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(return_address) - launch_->module.base);
     }
-    /// The same where kernel code calls the emulator, which a fault in the course
-    /// of the call is put down to.
+    /// The same where kernel code calls the emulator, which a fault in the course of the call is put down to.
     uint32_t enter(const void* return_address) { return last_call_ = pc(return_address); }
-    /// Takes part in a warp collective; returns when it has been performed.
-    /// `operands` outlives the call.
+    /// Takes part in a warp collective; returns when it has been performed. `operands` outlives the call.
     void collective(const Collective& collective, void* operands);
     void block_barrier(const char* file, int line, uint32_t pc);
     void named_barrier(int id, unsigned threads, bool wait, uint32_t pc);
     /// Waits until the logs of the running thread's warp have been drained.
     void wait_for_drain();
-    /// Records a fatal finding's block as lost and leaves it; the launch stops.
-    /// The fiber is never resumed.
+    /// Records a fatal finding's block as lost and leaves it; the launch stops. The fiber is never resumed.
     [[noreturn]] void abandon();
-    /// The running thread has got a signal at `program_counter`. Called from the
-    /// signal's handler.
+    /// The running thread has got a signal at `program_counter`. Called from the signal's handler.
     [[noreturn]] void crash(int signal, const void* address, uintptr_t program_counter);
 
     const Launch& launch() const { return *launch_; }
@@ -188,8 +176,7 @@ class Worker {
     Sites take_sites();
     const SharedMemory& shared() const { return shared_; }
     Findings& findings() { return findings_; }
-    /// A first occurrence to describe, with the running block filled in; null if
-    /// it has been described.
+    /// A first occurrence to describe, with the running block filled in; null if it has been described.
     Finding* occurred(Kind kind, uint32_t first_pc = 0, uint32_t second_pc = 0);
 
   private:
@@ -197,11 +184,9 @@ class Worker {
     void run_block(uint64_t block);
     void start_threads();
     void finish_thread();
-    /// The running thread waits: others run, and this returns when something has
-    /// made it ready.
+    /// The running thread waits: others run, and this returns when something has made it ready.
     void suspend();
-    /// Picks the next thread that can run; null if none can, or if the launch has
-    /// been stopped.
+    /// Picks the next thread that can run; null if none can, or if the launch has been stopped.
     Thread* next_ready();
     Context& resume(Thread* thread);
     void complete(Warp& warp, size_t open_index);
@@ -241,8 +226,7 @@ class Worker {
     Trace* trace_ = nullptr;
 };
 
-/// The worker whose block the calling OS thread runs; null on every other
-/// thread.
+/// The worker whose block the calling OS thread runs; null on every other thread.
 extern thread_local Worker* current_worker __attribute__((tls_model("initial-exec"), visibility("hidden")));
 
 }  // namespace emulator

@@ -32,8 +32,7 @@ void Races::start_block() {
 }
 
 void Races::end_block() {
-    // A read of what was not written yet, then a racing write: that is one
-    // mistake, and it has been reported.
+    // A read of what was not written yet, then a racing write: that is one mistake, and it has been reported.
     for (const UnwrittenRead& read : unwritten_) {
         if (raced_.count(read.cell)) continue;
         Finding* finding = worker_.occurred(Kind::uninitialized, read.pc);
@@ -216,8 +215,7 @@ void Races::shared_read(const Request& request) {
     int lane = __builtin_ctz(request.lanes);
     const int first_thread = request.warp * kWarpSize;
     const WarpClocks& clocks = warps_[static_cast<size_t>(request.warp)];
-    // One address for all, and all at one clock: a single reader that is many
-    // lanes.
+    // One address for all, and all at one clock: a single reader that is many lanes.
     bool together = true;
     for (uint32_t rest = request.lanes; rest != 0; rest &= rest - 1) {
         const int other = __builtin_ctz(rest);
@@ -229,8 +227,7 @@ void Races::shared_read(const Request& request) {
         const uint32_t readers = request.receivers != 0 ? request.receivers : together ? request.lanes : bit(lane);
         for (size_t cell = cells.first; cell < cells.first + cells.count; ++cell) {
             const int thread = first_thread + lane;
-            // Of many readers, take one that is not the writer: the writer itself is
-            // in order.
+            // Of many readers, take one that is not the writer: the writer itself is in order.
             const bool is_writer = writes_[cell].thread == thread && (readers & (readers - 1)) != 0;
             read_cell(cell, is_writer ? first_thread + __builtin_ctz(readers & ~bit(lane)) : thread, readers, request);
         }
@@ -297,9 +294,8 @@ void Races::shared_finding(Kind kind, size_t cell, int earlier, uint32_t earlier
 
 // ---- global memory
 
-/// What is known of 4 bytes of a buffer. Blocks run side by side, so unlike
-/// shared memory's records these say which block. `bytes` has a bit for each of
-/// the four: halves of a word that different threads write do not race.
+/// What is known of 4 bytes of a buffer. Blocks run side by side, so unlike shared memory's records these say which
+/// block. `bytes` has a bit for each of the four: halves of a word that different threads write do not race.
 struct GlobalRecord {
     uint32_t block;
     uint32_t clock;
@@ -326,8 +322,7 @@ class GlobalShadow {
     GlobalShadow(const GlobalShadow&) = delete;
     ~GlobalShadow() { munmap(cells_, size_); }
 
-    /// Calls visit(cell, lane, bytes) for the cells of every lane, each while no
-    /// other worker sees it.
+    /// Calls visit(cell, lane, bytes) for the cells of every lane, each while no other worker sees it.
     template <class Visit>
     void visit(const Request& request, Visit visit) {
         std::unique_lock<std::mutex> lock;
@@ -360,8 +355,7 @@ class GlobalShadow {
 
 std::shared_ptr<GlobalShadow> make_shadow(const Buffer& buffer) { return std::make_shared<GlobalShadow>(buffer); }
 
-/// Whether this block's `thread` knows what thread `other` of `block` did at
-/// `clock`.
+/// Whether this block's `thread` knows what thread `other` of `block` did at `clock`.
 bool Races::knows_block(uint32_t block, int thread, int other, uint32_t clock) const {
     if (block < worker_.launch().first_block_id) return true;  // an earlier launch
     if (block == block_id_) return knows(thread, other, clock);

@@ -1,14 +1,10 @@
-// Data races. Two accesses to one byte, at least one of them a write, race
-// unless something orders them: a barrier, a
-// __syncwarp of both lanes, a named barrier, waiting for one's own cp.async;
-// between blocks, fenced atomics. What merely happened to run first counts for
-// nothing.
+// Data races. Two accesses to one byte, at least one of them a write, race unless something orders them: a barrier, a
+// __syncwarp of both lanes, a named barrier, waiting for one's own cp.async; between blocks, fenced atomics. What
+// merely happened to run first counts for nothing.
 //
-// Time is one counter of a worker that every ordering event advances. A
-// thread's clock is the time of the last such event that it took part in, and
-// an access carries its thread's clock. So everything before the event at time
-// t has a clock below t, and "thread u knows what thread v did until t" is
-// enough to tell what is ordered.
+// Time is one counter of a worker that every ordering event advances. A thread's clock is the time of the last such
+// event that it took part in, and an access carries its thread's clock. So everything before the event at time t has a
+// clock below t, and "thread u knows what thread v did until t" is enough to tell what is ordered.
 #pragma once
 
 #include <cstdint>
@@ -66,8 +62,7 @@ class Races {
     /// The barrier is complete: a warp that waited knows what was published.
     void learn(int warp, const PublishedClocks& barrier);
     void fence(int warp, uint32_t lanes);
-    /// An atomic on global memory publishes what was fenced, and learns what
-    /// earlier ones published.
+    /// An atomic on global memory publishes what was fenced, and learns what earlier ones published.
     void global_atomic(uint64_t address);
 
     // Accesses.
@@ -121,9 +116,8 @@ class Races {
     uint32_t fence_clock_ = 0;    // the last __threadfence
     std::vector<WarpClocks> warps_;
 
-    // Shared memory in cells of 4 bytes, or of 2 or 1 once something narrower has
-    // been accessed. Clocks never repeat, so nothing is cleared from one block to
-    // the next.
+    // Shared memory in cells of 4 bytes, or of 2 or 1 once something narrower has been accessed. Clocks never repeat,
+    // so nothing is cleared from one block to the next.
     unsigned cell_shift_ = 2;
     size_t static_cells_ = 0, cells_ = 0;
     std::vector<WriteRecord> writes_;                                 // [cell]
@@ -137,8 +131,7 @@ class Races {
     std::unordered_map<uint32_t, uint32_t> known_blocks_;  // by fenced atomics: block id -> clock
 };
 
-/// Forgets what atomics have published: a launch starts with everything before
-/// it in order.
+/// Forgets what atomics have published: a launch starts with everything before it in order.
 void forget_published();
 
 }  // namespace emulator

@@ -30,6 +30,8 @@ void Site::add(const Site& other) {
 }
 
 Finding* Findings::occurred(Kind kind, uint32_t first_pc, uint32_t second_pc) {
+    // Which of two racing accesses came first is chance: either order is the same race.
+    if (kind == Kind::race && second_pc < first_pc) std::swap(first_pc, second_pc);
     auto [entry, is_new] = findings_.try_emplace({kind, first_pc, second_pc}, Finding());
     Finding& finding = entry->second;
     if (finding.count++ > 0) return nullptr;

@@ -1,5 +1,4 @@
-// What a launch leaves behind: counters for every instruction, findings, and
-// their JSON.
+// What a launch leaves behind: counters for every instruction, findings, and their JSON.
 #pragma once
 
 #include <cstddef>
@@ -32,8 +31,7 @@ enum class Op : uint8_t {
 };
 const char* name(Op op);
 
-/// What the instruction at one address did, summed over every time that a warp
-/// executed it.
+/// What the instruction at one address did, summed over every time that a warp executed it.
 struct Site {
     uint64_t requests = 0;    // warp-level instructions
     uint64_t lanes = 0;       // lanes active in them
@@ -62,8 +60,7 @@ enum class Kind : uint8_t {
 };
 const char* name(Kind kind);
 
-/// Something wrong, at one pair of instructions; `count` says how often, the
-/// other fields describe one occurrence.
+/// Something wrong, at one pair of instructions; `count` says how often, the other fields describe one occurrence.
 struct Finding {
     Kind kind;
     const char* space = "";  // "shared" or "global" for a finding on memory
@@ -78,15 +75,12 @@ struct Finding {
     std::string detail;
 };
 
-/// Findings by what they have in common, so that a race that happens a million
-/// times is one finding.
+/// Findings by what they have in common, so that a race that happens a million times is one finding.
 class Findings {
   public:
-    /// Counts one occurrence. Returns the finding to fill in if it is the first
-    /// of its kind there, else null.
+    /// Counts one occurrence. Returns the finding to fill in if it is the first of its kind there, else null.
     Finding* occurred(Kind kind, uint32_t first_pc = 0, uint32_t second_pc = 0);
-    /// Adds another worker's; of two descriptions of one finding, that of the
-    /// lower block stays.
+    /// Adds another worker's; of two descriptions of one finding, that of the lower block stays.
     void merge(const Findings& other);
     bool empty() const { return findings_.empty(); }
     const auto& all() const { return findings_; }

@@ -1,5 +1,4 @@
-// Runs a block: which thread is next, who waits for whom, and what it means
-// when nobody can go on.
+// Runs a block: which thread is next, who waits for whom, and what it means when nobody can go on.
 #include <signal.h>
 #include <sys/mman.h>
 
@@ -149,8 +148,7 @@ Thread* Worker::next_ready() {
             warp.ready = std::exchange(warp.full, 0);
             if (warp.ready != 0) continue;
         }
-        // Those who wait for whoever is there may be spinning on a lock: the other
-        // warps are next.
+        // Those who wait for whoever is there may be spinning on a lock: the other warps are next.
         if (warp.open.empty() || !complete_whoever_is_there(warp)) ready_warps_ &= ~bit(current_warp_);
         if (ready_warps_ == 0 || launch_->stop.load(std::memory_order_relaxed)) return nullptr;
         current_warp_ = next_bit(ready_warps_, current_warp_);
@@ -287,8 +285,7 @@ void Worker::release_block_barrier() {
     wake_waiting(released);
 }
 
-/// A warp that has returned is not missed at a barrier. A part of a warp is:
-/// its other lanes wait without it.
+/// A warp that has returned is not missed at a barrier. A part of a warp is: its other lanes wait without it.
 void Worker::check_returned_threads(const Barrier& barrier) {
     for (const Warp& warp : warps_) {
         const uint32_t returned = warp.exists & ~warp.alive;
@@ -364,9 +361,8 @@ void Worker::crash(int signal, const void* address, uintptr_t program_counter) {
 
 void Worker::report_crash() {
     const int signal = std::exchange(crash_.signal, 0);
-    // A fault inside the emulator or the C library is put down to the kernel's
-    // call. Reported addresses are those to which a call returns, one past the
-    // instruction.
+    // A fault inside the emulator or the C library is put down to the kernel's call. Reported addresses are those to
+    // which a call returns, one past the instruction.
     const Module& module = launch_->module;
     const uint32_t pc = module.contains(crash_.program_counter)
                             ? static_cast<uint32_t>(crash_.program_counter - module.base) + 1

@@ -9,8 +9,7 @@ namespace emulator {
 
 static uint32_t bit(int lane) { return uint32_t(1) << lane; }
 
-// A key holds the pc in its low half, then the bytes for each lane, then what
-// is done.
+// A key holds the pc in its low half, then the bytes for each lane, then what is done.
 constexpr uint64_t kCopyLanded = 0xff;
 constexpr uint64_t kBypassL1 = uint64_t(1) << 48;
 
@@ -214,8 +213,7 @@ void Trace::drain(Warp& warp, uint32_t lanes) {
             same_key &= log.keys[position[lane]][lane] == key;
         }
         if (same_row && same_key) {
-            // The lanes run together. They go on doing so, row after row, until one
-            // has nothing left or differs.
+            // The lanes run together. They go on doing so, row after row, until one has nothing left or differs.
             unsigned end = Log::kRows;
             for (uint32_t rest = pending; rest != 0; rest &= rest - 1)
                 end = std::min<unsigned>(end, log.count[__builtin_ctz(rest)]);
@@ -266,10 +264,9 @@ void Trace::drain(Warp& warp, uint32_t lanes) {
     }
 }
 
-/// The lanes are about to do different things, and a GPU would run one branch
-/// after the other. Which one first does not show in the logs, so take the
-/// instruction that the other lanes reach latest, or never: those who are about
-/// to do it too should catch up and do it together with the rest.
+/// The lanes are about to do different things, and a GPU would run one branch after the other. Which one first does not
+/// show in the logs, so take the instruction that the other lanes reach latest, or never: those who are about to do it
+/// too should catch up and do it together with the rest.
 uint64_t Trace::choose(const Log& log, uint32_t pending, const uint8_t* position) const {
     uint64_t best = 0;
     int best_distance = -1;
@@ -385,8 +382,7 @@ unsigned Trace::global_sectors(const Request& request) const {
     return sectors(request.addresses, request.lanes, request.bytes, buffer.begin);
 }
 
-/// Passes a global access on to the race detector, buffer by buffer. What is
-/// only read cannot race.
+/// Passes a global access on to the race detector, buffer by buffer. What is only read cannot race.
 void Trace::global_request(const Request& request, bool write) {
     for (uint32_t rest = request.lanes; rest != 0;) {
         const Buffer& buffer = buffer_of(request.addresses[__builtin_ctz(rest)], write);

@@ -1,8 +1,6 @@
-// What an instrumented launch adds to a worker: every memory access is checked
-// before it is made, noted in its thread's log, and, once the other lanes of
-// the warp have come as far, merged with theirs into the requests that a GPU
-// would make. Requests are counted by instruction and passed on to the race
-// detector.
+// What an instrumented launch adds to a worker: every memory access is checked before it is made, noted in its thread's
+// log, and, once the other lanes of the warp have come as far, merged with theirs into the requests that a GPU would
+// make. Requests are counted by instruction and passed on to the race detector.
 #pragma once
 
 #include <cstdint>
@@ -23,24 +21,20 @@ class Trace {
     void start_block();
     void end_block();
 
-    /// The running thread is about to access memory. Does not return if the
-    /// access is one that a GPU would not survive.
+    /// The running thread is about to access memory. Does not return if the access is one that a GPU would not survive.
     void access(uintptr_t address, unsigned bytes, bool write, uint32_t pc);
     /// The same for a cp.async, and for its landing.
     void copy_issued(const AsyncCopy& copy, bool bypass_l1);
     void copy_landed(const AsyncCopy& copy);
-    /// The same for a lane's part of a collective. Returns whether the address is
-    /// in shared memory.
+    /// The same for a lane's part of a collective. Returns whether the address is in shared memory.
     bool check_shared(uintptr_t address, unsigned bytes, bool write, uint32_t pc);
     bool check_atomic(uintptr_t address, unsigned bytes, uint32_t pc);
 
-    /// Merges what `lanes` have logged. A lane in warp.full waits for room in its
-    /// log: merging stops when it has some.
+    /// Merges what `lanes` have logged. A lane in warp.full waits for room in its log: merging stops when it has some.
     void drain(Warp& warp, uint32_t lanes);
     Site& site(uint32_t pc, Op op);
     void count(const Collective& collective);
-    /// ldmatrix or stmatrix, beyond count(): lanes 8m to 8m + 7 have given the
-    /// rows of matrix m.
+    /// ldmatrix or stmatrix, beyond count(): lanes 8m to 8m + 7 have given the rows of matrix m.
     void matrices(const Warp& warp, const Collective& collective, const uint64_t* rows, int count);
     Sites& sites() { return sites_; }
 
@@ -49,9 +43,8 @@ class Trace {
     Races races;
 
   private:
-    /// One row for each access of a thread since its log was last drained; the
-    /// lanes of a warp side by side, because lanes that run together have their
-    /// equal accesses in equal rows.
+    /// One row for each access of a thread since its log was last drained; the lanes of a warp side by side, because
+    /// lanes that run together have their equal accesses in equal rows.
     struct Log {
         static constexpr int kRows = 64;
         uint64_t keys[kRows][kWarpSize];  // what identifies an instruction: pc, width, kind

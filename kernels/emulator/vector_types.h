@@ -20,9 +20,8 @@ typedef uint32_t Word16 __attribute__((vector_size(16), may_alias));
 
 }  // namespace emulator
 
-// A plain struct's copy is split by the compiler into one access for each
-// member. These copy through one word of their whole size, so that a float4
-// load is one 16-byte access for the counters, as it is one LDG.128 on the GPU.
+// A plain struct's copy is split by the compiler into one access for each member. These copy through one word of their
+// whole size, so that a float4 load is one 16-byte access for the counters, as it is one LDG.128 on the GPU.
 //
 // Their default constructors are constant so that a __shared__ array of them needs no initialisation when a thread
 // first comes by it, which would show as an access.
