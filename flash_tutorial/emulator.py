@@ -24,6 +24,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -702,14 +703,15 @@ class _Watch:
 
     def __init__(self) -> None:
         self.interrupted = False
-        self.started = time.monotonic()
+        self.started = time.time()
         self.bar = None
 
     def tick(self, blocks_done: int, blocks_total: int) -> int:
-        if self.bar is None and time.monotonic() - self.started > PROGRESS_BAR_AFTER:
+        if self.bar is None and time.time() - self.started > PROGRESS_BAR_AFTER and _somebody_is_watching():
             from tqdm import tqdm
 
             self.bar = tqdm(desc="emulating", unit="block", leave=False, dynamic_ncols=True)
+            self.bar.start_t = self.started
         if self.bar is not None:
             self.bar.total = blocks_total
             self.bar.n = blocks_done
@@ -731,6 +733,11 @@ class _Watch:
             signal.signal(signal.SIGINT, self.handler)
         if self.bar is not None:
             self.bar.close()
+
+
+def _somebody_is_watching() -> bool:
+    """A terminal, or a notebook that a person has opened (Jupyter's server says so): no log, no stored notebook."""
+    return sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ
 
 
 _watch = _Watch()
