@@ -36,12 +36,10 @@ demo: build  ## run every version on one layer of a real model, and compare them
 test: build  ## run the whole test suite
 	$(call say,'Testing')
 	@$(BIN)/python -m pytest -q $(ARGS)
-	$(call say,'Done')
 
 test-full: build  ## the same over every combination of shapes, not only every pair: hours
 	$(call say,'Testing every combination of shapes')
 	@$(BIN)/python -m pytest -q --full $(ARGS)
-	$(call say,'Done')
 
 lab: build  ## open Jupyter on the notebooks
 	$(call say,'Starting Jupyter. Ctrl-C twice stops it')
