@@ -290,67 +290,68 @@ def _symbols(module: str) -> _Symbols:
 
 
 @dataclass(frozen=True)
-class _Kind:
+class Kind:
     title: str
     meaning: str
     remedy: str
 
 
-_KINDS = {
-    "race": _Kind(
+#: The kinds of findings: what each is called, why it matters, how it is mended.
+KINDS = {
+    "race": Kind(
         "data race",
         "two threads touch the same bytes, one of them writes, and nothing makes either come first: on a GPU the "
         "result depends on luck",
         "put a barrier between the two lines, reached by every thread that shares the data: __syncthreads() across "
         "warps, __syncwarp() inside one",
     ),
-    "uninitialized": _Kind(
+    "uninitialized": Kind(
         "read of unwritten memory",
         "no thread has written these bytes in this block: a GPU gives whatever the last block left there",
         "write the whole tile first (the tail too: fill it with zeros), or do not read past what was written",
     ),
-    "out_of_bounds": _Kind(
+    "out_of_bounds": Kind(
         "access out of bounds",
         "the address lies outside every buffer the kernel was given: a GPU reads or overwrites a neighbour's bytes",
         "guard the access (`if (row < rows)`), or mend the index",
     ),
-    "write_to_input": _Kind(
+    "write_to_input": Kind(
         "write to an input",
         "the caller passed this buffer to be read only",
         "write to the output, or to shared memory or the workspace",
     ),
-    "misaligned": _Kind(
+    "misaligned": Kind(
         "misaligned access",
         "an access of 4, 8 or 16 bytes needs an address that is a multiple of its size: a GPU stops the kernel here",
         "make the offset a multiple of the access's size, or access narrower elements",
     ),
-    "missing_wait": _Kind(
+    "missing_wait": Kind(
         "asynchronous copy used too early",
         "the bytes of a cp.async are there only after cp.async.wait_group in the thread that issued it (and, for other "
         "threads, a barrier after that)",
         "wait for the group before the barrier: `cp_async_wait<N>()` leaves the N youngest groups in flight",
     ),
-    "divergent_barrier": _Kind(
+    "divergent_barrier": Kind(
         "divergent barrier",
         "some threads of the block wait at one barrier, others at another, or have left the kernel",
         "move the barrier out of the branch, so that every thread reaches the same one",
     ),
-    "deadlock": _Kind(
+    "deadlock": Kind(
         "deadlock",
         "every live thread waits for another: nothing can ever run again",
         "make each thread named in the mask, and each thread counted by the barrier, reach it",
     ),
-    "crash": _Kind(
+    "crash": Kind(
         "crash",
         "the emulated thread raised a hardware fault: a wild address, a stack overflow, an integer division by zero",
         "check the pointer, the size of local arrays, the divisor",
     ),
-    "shared_memory_budget": _Kind(
+    "shared_memory_budget": Kind(
         "too much shared memory",
         "the block asks for more than the architecture has: the launch fails there",
         "use smaller tiles or fewer stages, or let two tiles share a buffer",
     ),
-    "invalid_launch": _Kind(
+    "invalid_launch": Kind(
         "invalid launch",
         "a GPU refuses this grid or block",
         "a block has 1 to 1024 threads (z at most 64); a grid's x is at most 2^31-1, its y and z at most 65,535",
@@ -378,7 +379,7 @@ class Finding:
     @property
     def message(self) -> str:
         """Several lines of text: what, where, why it matters, how to mend it."""
-        kind = _KINDS.get(self.kind) or _Kind(self.kind.replace("_", " "), "", "")
+        kind = KINDS.get(self.kind) or Kind(self.kind.replace("_", " "), "", "")
         where = {"shared": " in shared memory", "global": " in global memory"}.get(self.space, "")
         threads = [thread for thread in self.threads if thread >= 0]
         named = f", thread{'s' * (len(threads) > 1)} " + " and ".join(map(str, threads)) if threads else ""

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import flash_tutorial
 from flash_tutorial import emulator
 
 HERE = Path(__file__).parent
@@ -186,3 +188,15 @@ def test_counters_do_not_depend_on_the_number_of_cores(accesses, threads):
     alone, together = launch(1), launch(threads)
     assert alone.lines == together.lines
     assert alone.totals.shared_load_wavefronts == 16 * 1024
+
+
+@pytest.mark.parametrize("version", [version.name for version in flash_tutorial.versions()])
+def test_a_versions_counters_do_not_depend_on_the_number_of_cores(version):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 4, length, 32) for length in (50, 70, 70))
+    reports = []
+    for threads in (1, 3):
+        with emulator.instrument(threads=threads) as report:
+            flash_tutorial.attention(q, k, v, version=version, causal=True)
+        reports.append(report)
+    assert reports[0].lines == reports[1].lines

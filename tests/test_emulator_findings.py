@@ -97,6 +97,17 @@ MISTAKES = [
         result=(np.arange(32) // 2).astype(np.float32),
     ),
     Mistake(
+        "blocks_collide",
+        "race",
+        ("out[MENDED ? blockIdx.x * blockDim.x + threadIdx.x : threadIdx.x] = threadIdx.x;",) * 2,
+        (np.zeros((2, 64), np.float32),),
+        grid=2,
+        block=64,
+        space="global",
+        buffer="out",
+        result=np.tile(ramp(64), (2, 1)),
+    ),
+    Mistake(
         "missing_wait",
         "missing_wait",
         ("out[threadIdx.x] = tile[threadIdx.x];",),
@@ -362,6 +373,20 @@ def test_every_kind_is_explained(broken):
         report, _ = mistake.launch(broken, "broken", raise_on_finding=False)
         message = report.findings[0].message
         assert re.search(r"means: \w.*\n\s+to mend it: \w", message), message
+
+
+def test_every_kind_has_its_mistake():
+    of_launches = {"shared_memory_budget", "invalid_launch"}  # two tests above
+    assert {mistake.kind for mistake in MISTAKES} | of_launches == set(emulator.KINDS)
+
+
+def test_a_null_pointer_is_reported_by_its_line(broken, broken_plain):
+    for module, kind in ((broken, "out_of_bounds"), (broken_plain, "crash")):
+        with pytest.raises(KernelFinding) as caught:
+            module.launch("fill", 1, 32, None)
+        (finding,) = caught.value.findings
+        assert finding.kind == kind
+        assert "out[blockIdx.x * blockDim.x + threadIdx.x] = 1.f;" in finding.locations[0].text
 
 
 def test_an_instrument_may_collect_instead_of_raising(broken):

@@ -48,6 +48,12 @@ __device__ __forceinline__ void same_place(float* out) {
     out[threadIdx.x] = tile[threadIdx.x / 2];
 }
 
+/// Every block writes the same part of out.
+template <bool MENDED>
+__device__ __forceinline__ void blocks_collide(float* out) {
+    out[MENDED ? blockIdx.x * blockDim.x + threadIdx.x : threadIdx.x] = threadIdx.x;
+}
+
 /// Each thread copies 16 bytes asynchronously and reads its own copy.
 template <bool MENDED>
 __device__ __forceinline__ void missing_wait(const float4* in, float4* out) {
@@ -194,6 +200,8 @@ __global__ void overwritten_too_early_mended(const float* in, float* out, int st
 }
 __global__ void same_place_broken(float* out) { same_place<false>(out); }
 __global__ void same_place_mended(float* out) { same_place<true>(out); }
+__global__ void blocks_collide_broken(float* out) { blocks_collide<false>(out); }
+__global__ void blocks_collide_mended(float* out) { blocks_collide<true>(out); }
 __global__ void missing_wait_broken(const float4* in, float4* out) { missing_wait<false>(in, out); }
 __global__ void missing_wait_mended(const float4* in, float4* out) { missing_wait<true>(in, out); }
 __global__ void waited_for_too_few_broken(const float4* in, float4* out) { waited_for_too_few<false>(in, out); }
