@@ -413,7 +413,7 @@ class Finding:
         ]
         return "\n".join(lines)
 
-    def _remedy(self, kind: _Kind) -> str:
+    def _remedy(self, kind: Kind) -> str:
         if self.kind == "race" and self.space == "global":
             return (
                 "within a block, put a barrier between the two lines; nothing orders two blocks: give each a part of "

@@ -193,7 +193,8 @@ def test_counters_do_not_depend_on_the_number_of_cores(accesses, threads):
 @pytest.mark.parametrize("version", [version.name for version in flash_tutorial.versions()])
 def test_a_versions_counters_do_not_depend_on_the_number_of_cores(version):
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 4, length, 32) for length in (50, 70, 70))
+    dtype = getattr(torch, flash_tutorial.version(version).dtypes[0])
+    q, k, v = (torch.randn(1, 4, length, 64, dtype=dtype) for length in (50, 70, 70))
     reports = []
     for threads in (1, 3):
         with emulator.instrument(threads=threads) as report:
