@@ -203,7 +203,7 @@ def _site_counters(site: dict) -> Counters:
 
 @dataclass(frozen=True)
 class Location:
-    """A line of source. `header`, if any, is the line of a shared header that was inlined there."""
+    """A line of source. `header`, if any, is the line of a header of ours (flash/…) that was inlined there."""
 
     file: str
     line: int
@@ -223,9 +223,8 @@ class Location:
         return f"{path}:{self.line}" if self.line else str(path)
 
 
-def _is_shared_header(location: Location) -> bool:
-    path = Path(location.file)
-    return any(path.is_relative_to(KERNELS / part) for part in ("include", "emulator")) or path.is_relative_to("/usr")
+def _lies_in(location: Location, *directories: Path) -> bool:
+    return any(Path(location.file).is_relative_to(directory) for directory in directories)
 
 
 def _function_name(name: str) -> str:
@@ -269,11 +268,14 @@ class _Symbols:
             self.frames[int(address, 16)] = tuple(frames)
 
     def location(self, address: int) -> Location:
-        """The innermost line of the kernel's own file, with the header's line inlined there beside it."""
+        """The innermost line of the kernel's own file, with that of our header (flash/…) that was inlined there."""
         self.prefetch([address])
-        frames = self.frames[address]
-        own = next((frame for frame in frames if frame.line and not _is_shared_header(frame)), frames[0])
-        header = frames[0] if own is not frames[0] and frames[0].line else None
+        frames = [frame for frame in self.frames[address] if not _lies_in(frame, KERNELS / "emulator", Path("/usr"))]
+        ours = [frame for frame in frames if _lies_in(frame, KERNELS / "include")]
+        own = next((frame for frame in frames if frame.line and frame not in ours), None)
+        if own is None:
+            return (frames or self.frames[address])[0]
+        header = ours[0] if ours and frames.index(ours[0]) < frames.index(own) else None
         return Location(own.file, own.line, own.function, header)
 
     def function(self, address: int) -> str:
@@ -333,7 +335,7 @@ KINDS = {
     ),
     "divergent_barrier": Kind(
         "divergent barrier",
-        "some threads of the block wait at one barrier, others at another, or have left the kernel",
+        "some threads of the block wait at one barrier, others at another: a GPU takes the one for the other, or hangs",
         "move the barrier out of the branch, so that every thread reaches the same one",
     ),
     "deadlock": Kind(
@@ -530,9 +532,9 @@ class Launch:
 
 _COLUMNS = {
     "global loads": lambda c: c.global_load_requests,
-    "sectors/load": lambda c: c.global_load_sectors_per_request,
+    "sectors /load": lambda c: c.global_load_sectors_per_request,
     "global stores": lambda c: c.global_store_requests,
-    "sectors/store": lambda c: c.global_store_sectors_per_request,
+    "sectors /store": lambda c: c.global_store_sectors_per_request,
     "shared loads": lambda c: c.shared_load_requests,
     "load wavefronts": lambda c: c.shared_load_wavefronts,
     "load conflicts": lambda c: c.shared_load_conflicts,
@@ -588,7 +590,7 @@ class Report:
             )
         return found[0]
 
-    def table(self, fmt: str = "simple", width: int = 70) -> str:
+    def table(self, fmt: str = "simple", width: int = 50) -> str:
         """Counters by source line and in total, in tabulate's format `fmt` ("simple", "github", "html", …).
 
         Columns that are zero everywhere are left out, source text is cut at `width` characters."""
@@ -605,7 +607,8 @@ class Report:
             for line in lines
         ]
         rows.append(["total", "", *(value(totals) for value in columns.values())])
-        return tabulate(rows, headers=["line", "source", *columns], tablefmt=fmt, floatfmt=".4g", intfmt=",")
+        names = [name.replace(" ", "\n") if fmt == "simple" else name for name in columns]
+        return tabulate(rows, headers=["line", "source", *names], tablefmt=fmt, floatfmt=".4g", intfmt=",")
 
     def __str__(self) -> str:
         return self.table()
