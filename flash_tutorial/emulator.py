@@ -381,7 +381,7 @@ class Finding:
     @property
     def message(self) -> str:
         """Several lines of text: what, where, why it matters, how to mend it."""
-        kind = KINDS.get(self.kind) or Kind(self.kind.replace("_", " "), "", "")
+        kind = KINDS[self.kind]
         where = {"shared": " in shared memory", "global": " in global memory"}.get(self.space, "")
         threads = [thread for thread in self.threads if thread >= 0]
         named = f", thread{'s' * (len(threads) > 1)} " + " and ".join(map(str, threads)) if threads else ""
@@ -397,22 +397,13 @@ class Finding:
                 lines.append(f"        {location.text}")
         if self.bytes:
             place = (
-                f"{self.buffer!r}"
-                if self.buffer
-                else "shared memory"
-                if self.space == "shared"
-                else "the address space"
+                repr(self.buffer) if self.buffer else {"shared": "shared memory"}.get(self.space, "the address space")
             )
             lines.append(f"    {self.bytes} bytes at byte {self.offset} of {place}")
-        lines += [
-            f"    {label}: {text}."
-            for label, text in (
-                ("seen", self.detail.rstrip(".")),
-                ("means", kind.meaning),
-                ("to mend it", self._remedy(kind)),
-            )
-            if text
-        ]
+        if self.detail:
+            lines.append(f"    seen: {self.detail.rstrip('.')}.")
+        lines.append(f"    means: {kind.meaning}.")
+        lines.append(f"    to mend it: {self._remedy(kind)}.")
         return "\n".join(lines)
 
     def _remedy(self, kind: Kind) -> str:
@@ -435,12 +426,15 @@ class KernelFinding(RuntimeError):
 
     SHOWN = 4
 
-    def __init__(self, findings: Sequence[Finding]):
+    def __init__(self, findings: Iterable[Finding]):
         self.findings = tuple(findings)
+        super().__init__(self.findings)
+
+    def __str__(self) -> str:
         shown = [finding.message for finding in self.findings[: self.SHOWN]]
         if len(self.findings) > self.SHOWN:
             shown.append(f"… and {len(self.findings) - self.SHOWN} more (see .findings)")
-        super().__init__("\n".join(shown))
+        return "\n".join(shown)
 
 
 # ------------------------------------------------------------------------------------------------------------ report
@@ -645,10 +639,6 @@ class _Settings:
     arch: str = "sm_90"
     threads: int = 0
 
-    @property
-    def shared_limit(self) -> int:
-        return SHARED_MEMORY_PER_BLOCK[self.arch]
-
 
 _settings = _Settings()
 _lock = threading.RLock()  # one launch at a time; a launch uses every core by itself
@@ -666,7 +656,7 @@ def configure(arch: str | None = None, threads: int | None = None) -> None:
     _settings.arch, _settings.threads = arch, threads
 
 
-@dataclass
+@dataclass(eq=False)  # two that are open may look alike
 class _Instrumentation:
     report: Report
     raise_on_finding: bool
@@ -763,7 +753,7 @@ def launching(raise_on_finding: bool | None = None) -> Iterator[Report]:
     report = Report()
     with _lock:
         library = runtime()
-        library.emulator_configure(_settings.threads, _settings.shared_limit, _tick)
+        library.emulator_configure(_settings.threads, SHARED_MEMORY_PER_BLOCK[_settings.arch], _tick)
         library.emulator_clear_report()
         with _Watch() as _watch:
             try:

@@ -2,6 +2,7 @@
 
 import io
 import os
+import pickle
 import resource
 import signal
 import subprocess
@@ -217,6 +218,22 @@ def test_reports_nest_and_fill_as_calls_are_made(instrumented):
     assert [launch.grid[0] for launch in inner.launches] == [2]
     instrumented.launch("scale", 1, 32, ZEROS, ZEROS.copy(), 1.0, 8)
     assert len(outer.launches) == 2
+
+
+def test_reports_may_be_closed_in_any_order(instrumented):
+    first, second = emulator.instrument(), emulator.instrument()
+    one, two = first.__enter__(), second.__enter__()
+    first.__exit__(None, None, None)
+    instrumented.launch("scale", 1, 32, ZEROS, ZEROS.copy(), 1.0, 8)
+    second.__exit__(None, None, None)
+    assert (len(one.launches), len(two.launches)) == (0, 1)
+
+
+def test_a_finding_survives_pickling(instrumented):
+    with pytest.raises(KernelFinding) as caught:
+        instrumented.launch("race", 1, 64, np.zeros(64, np.float32), shared_bytes=256)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert str(copy) == str(caught.value) and copy.findings == caught.value.findings
 
 
 def test_an_exception_inside_closes_it(instrumented):
