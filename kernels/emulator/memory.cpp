@@ -4,10 +4,9 @@
 
 namespace emulator {
 
-std::vector<Buffer>& buffers() {
-    static std::vector<Buffer> declared;
-    return declared;
-}
+static std::vector<Buffer> declared;
+
+std::vector<Buffer>& buffers() { return declared; }
 
 }  // namespace emulator
 

@@ -18,16 +18,16 @@ static uint64_t key_of(uint32_t pc, unsigned bytes, Op op) { return key_of(pc, b
 
 void Trace::start_launch() {
     shared_ = worker_.shared();
-    last_buffer_ = buffers().empty() ? nullptr : &buffers().front();
+    static const Buffer nowhere{0, 0, "", false, nullptr};
+    std::fill(std::begin(likely_buffers_), std::end(likely_buffers_), &nowhere);
     sites_.clear();
     for (auto& recent : recent_sites_) recent.site = nullptr;
-    while (logs_.size() < static_cast<size_t>(worker_.launch().threads + kWarpSize - 1) / kWarpSize)
-        logs_.push_back(std::make_unique<Log>());
+    logs_.resize(static_cast<size_t>(worker_.launch().threads + kWarpSize - 1) / kWarpSize);
     races.start_launch();
 }
 
 void Trace::start_block() {
-    for (auto& log : logs_) memset(log->count, 0, sizeof log->count);
+    for (Log& log : logs_) memset(log.count, 0, sizeof log.count);
     races.start_block();
 }
 
@@ -48,8 +48,8 @@ inline Trace::Place Trace::place(uintptr_t address, unsigned bytes, bool write, 
     };
     if (within(shared_.dynamic_begin, shared_.dynamic_bytes) || within(shared_.static_begin, shared_.static_bytes))
         return Place::shared;
-    if (last_buffer_ != nullptr && last_buffer_->contains(address, bytes) && (!write || last_buffer_->writable))
-        return Place::global;
+    const Buffer* likely = likely_buffer(pc);
+    if (likely->contains(address, bytes) && (!write || likely->writable)) return Place::global;
     return place_slowly(address, bytes, write, pc);
 }
 
@@ -58,7 +58,7 @@ Trace::Place Trace::place_slowly(uintptr_t address, unsigned bytes, bool write, 
     for (const Buffer& buffer : buffers()) {
         if (!buffer.contains(address, bytes)) continue;
         if (!write || buffer.writable) {
-            last_buffer_ = &buffer;
+            likely_buffer(pc) = &buffer;
             return Place::global;
         }
         read_only = &buffer;
@@ -134,8 +134,9 @@ void Trace::misaligned(uintptr_t address, unsigned bytes, Place place, uint32_t 
                                   ? in_static
                                   : address - reinterpret_cast<uintptr_t>(shared_.dynamic_begin);
         } else {
-            finding->offset = address - last_buffer_->begin;
-            finding->buffer = last_buffer_->name;
+            const Buffer& buffer = buffer_of(address, false, pc);
+            finding->offset = address - buffer.begin;
+            finding->buffer = buffer.name;
         }
         finding->detail = "an access of " + std::to_string(bytes) + " bytes at an address that is " +
                           std::to_string(address & (bytes - 1)) + " more than a multiple of " + std::to_string(bytes);
@@ -184,8 +185,8 @@ bool Trace::check_atomic(uintptr_t address, unsigned bytes, uint32_t pc) {
 
 inline void Trace::log(uint64_t key, uintptr_t address, uint64_t copy) {
     const int thread = worker_.running().number, lane = thread % kWarpSize;
-    Log& log = *logs_[static_cast<size_t>(thread / kWarpSize)];
-    while (log.count[lane] == Log::kRows) worker_.wait_for_drain();  // a drain may empty other lanes first
+    Log& log = logs_[static_cast<size_t>(thread / kWarpSize)];
+    if (log.count[lane] == Log::kRows) worker_.wait_for_drain();
     const unsigned row = log.count[lane]++;
     log.keys[row][lane] = key;
     log.addresses[row][lane] = address;
@@ -195,7 +196,7 @@ inline void Trace::log(uint64_t key, uintptr_t address, uint64_t copy) {
 // ---- merging
 
 void Trace::drain(Warp& warp, uint32_t lanes) {
-    Log& log = *logs_[static_cast<size_t>(warp.number)];
+    Log& log = logs_[static_cast<size_t>(warp.number)];
     uint32_t pending = 0;  // lanes that still have something
     for (int lane = 0; lane < kWarpSize; ++lane) pending |= uint32_t(log.count[lane] != 0) << lane;
     pending &= lanes;
@@ -355,7 +356,7 @@ void Trace::request(int warp, uint64_t key, uint32_t lanes, const uint64_t* addr
             reading |= uint32_t(copies[lane] >> 56 != 0) << lane;
         }
         if (reading != 0) {
-            const uint64_t origin = buffer_of(addresses[__builtin_ctz(reading)], false).begin;
+            const uint64_t origin = buffer_of(addresses[__builtin_ctz(reading)], false, pc).begin;
             site.sectors += copy_sectors(shared, addresses, reading, bytes, origin, (key & kBypassL1) != 0);
             global_request({warp, reading, bytes, pc, addresses}, false);
         }
@@ -371,21 +372,21 @@ void Trace::request(int warp, uint64_t key, uint32_t lanes, const uint64_t* addr
 }
 
 /// The buffer that a global access was found to be in.
-const Buffer& Trace::buffer_of(uint64_t address, bool write) const {
+const Buffer& Trace::buffer_of(uint64_t address, bool write, uint32_t pc) {
     const auto is_it = [&](const Buffer& buffer) { return buffer.contains(address, 1) && (!write || buffer.writable); };
-    if (is_it(*last_buffer_)) return *last_buffer_;
+    if (is_it(*likely_buffer(pc))) return *likely_buffer(pc);
     return *std::find_if(buffers().begin(), buffers().end(), is_it);
 }
 
-unsigned Trace::global_sectors(const Request& request) const {
-    const Buffer& buffer = buffer_of(request.addresses[__builtin_ctz(request.lanes)], false);
+unsigned Trace::global_sectors(const Request& request) {
+    const Buffer& buffer = buffer_of(request.addresses[__builtin_ctz(request.lanes)], false, request.pc);
     return sectors(request.addresses, request.lanes, request.bytes, buffer.begin);
 }
 
 /// Passes a global access on to the race detector, buffer by buffer. What is only read cannot race.
 void Trace::global_request(const Request& request, bool write) {
     for (uint32_t rest = request.lanes; rest != 0;) {
-        const Buffer& buffer = buffer_of(request.addresses[__builtin_ctz(rest)], write);
+        const Buffer& buffer = buffer_of(request.addresses[__builtin_ctz(rest)], write, request.pc);
         uint32_t inside = 0;
         for (uint32_t lanes = rest; lanes != 0; lanes &= lanes - 1) {
             const int lane = __builtin_ctz(lanes);

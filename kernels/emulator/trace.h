@@ -38,7 +38,8 @@ class Trace {
     void matrices(const Warp& warp, const Collective& collective, const uint64_t* rows, int count);
     Sites& sites() { return sites_; }
 
-    unsigned global_sectors(const Request& request) const;
+    /// Sectors of a request to global memory.
+    unsigned global_sectors(const Request& request);
 
     Races races;
 
@@ -62,13 +63,14 @@ class Trace {
     void log(uint64_t key, uintptr_t address, uint64_t copy);
     uint64_t choose(const Log& log, uint32_t pending, const uint8_t* position) const;
     void request(int warp, uint64_t key, uint32_t lanes, const uint64_t* addresses, const uint64_t* copies);
-    const Buffer& buffer_of(uint64_t address, bool write) const;
+    const Buffer*& likely_buffer(uint32_t pc) { return likely_buffers_[(pc ^ pc >> 6) % 64]; }
+    const Buffer& buffer_of(uint64_t address, bool write, uint32_t pc);
     void global_request(const Request& request, bool write);
 
     Worker& worker_;
     SharedMemory shared_;
-    const Buffer* last_buffer_ = nullptr;  // the one most likely to be accessed next
-    std::vector<std::unique_ptr<Log>> logs_;
+    const Buffer* likely_buffers_[64];  // the one that an instruction accessed last, by a hash of its pc
+    std::vector<Log> logs_;             // by warp
     Sites sites_;
     struct {
         uint32_t pc = 0;
