@@ -35,8 +35,8 @@ from typing import Any
 from flash_tutorial import build
 from flash_tutorial.versions import KERNELS
 
-#: Shared memory that one block may have (static and dynamic together), in bytes, by architecture (CUDA C++ Programming
-#: Guide, table of compute capabilities).
+#: Dynamic shared memory that one block may have, in bytes, by architecture (CUDA C++ Programming Guide, table of compute
+#: capabilities; a kernel's static arrays come out of the same budget on a GPU, but are not counted here).
 SHARED_MEMORY_PER_BLOCK = {
     "sm_70": 96 * 1024,
     "sm_75": 64 * 1024,
@@ -335,7 +335,7 @@ KINDS = {
     ),
     "divergent_barrier": Kind(
         "divergent barrier",
-        "some threads of the block wait at one barrier, others at another: a GPU takes the one for the other, or hangs",
+        "not all threads come to the same barrier: a GPU takes one barrier for another, or hangs",
         "move the barrier out of the branch, so that every thread reaches the same one",
     ),
     "deadlock": Kind(
