@@ -35,8 +35,8 @@ from typing import Any
 from flash_tutorial import build
 from flash_tutorial.versions import KERNELS
 
-#: Dynamic shared memory that one block may have, in bytes, by architecture (CUDA C++ Programming Guide, table of compute
-#: capabilities; a kernel's static arrays come out of the same budget on a GPU, but are not counted here).
+#: Dynamic shared memory that one block may have, in bytes, by architecture (CUDA C++ Programming Guide, table of
+#: compute capabilities; static arrays come out of the same budget on a GPU, but are not counted here).
 SHARED_MEMORY_PER_BLOCK = {
     "sm_70": 96 * 1024,
     "sm_75": 64 * 1024,
