@@ -186,7 +186,7 @@ bool Trace::check_atomic(uintptr_t address, unsigned bytes, uint32_t pc) {
 inline void Trace::log(uint64_t key, uintptr_t address, uint64_t copy) {
     const int thread = worker_.running().number, lane = thread % kWarpSize;
     Log& log = logs_[static_cast<size_t>(thread / kWarpSize)];
-    if (log.count[lane] == Log::kRows) worker_.wait_for_drain();
+    while (log.count[lane] == Log::kRows) worker_.wait_for_drain();  // a drain may empty other lanes first
     const unsigned row = log.count[lane]++;
     log.keys[row][lane] = key;
     log.addresses[row][lane] = address;

@@ -14,12 +14,12 @@
 namespace flash::ptx {
 
 /// mma.sync.aligned.m16n8k16.row.col.f32.Element.Element.f32: d += a b, with a (16, 16), b (16, 8) and d (16, 8) spread
-/// over the warp. With group = lane / 4 and pair = 2 (lane % 4), two elements of a or b to a register, the lower column
-/// (of b: row) in the lower half, a lane holds
-///     a[0] (group, pair ...)      a[1] (group + 8, pair ...)      a[2] (group, pair + 8 ...)   a[3] (group + 8, pair +
-///     8 ...) b[0] (pair ..., group)      b[1] (pair + 8 ..., group) d[0] (group, pair)          d[1] (group, pair + 1)
-///     d[2] (group + 8, pair)       d[3] (group + 8, pair + 1)
-/// Element is __half or __nv_bfloat16.
+/// over the warp; Element is __half or __nv_bfloat16. With g = lane / 4 and p = 2 (lane % 4), a lane holds
+///     a[0] (g, p), (g, p + 1)            a[1] (g + 8, p), (g + 8, p + 1)
+///     a[2] (g, p + 8), (g, p + 9)        a[3] (g + 8, p + 8), (g + 8, p + 9)
+///     b[0] (p, g), (p + 1, g)            b[1] (p + 8, g), (p + 9, g)
+///     d[0] (g, p)    d[1] (g, p + 1)     d[2] (g + 8, p)    d[3] (g + 8, p + 1)
+/// Registers of a and b hold two elements, the first in the lower half.
 template <class Element>
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     constexpr bool bfloat16 = std::is_same_v<Element, __nv_bfloat16>;
