@@ -31,6 +31,8 @@ from flash_tutorial import diff as diff_module
 ROOT = Path(__file__).resolve().parent.parent
 REAL_INPUT = ROOT / "tests" / "data" / "minilm_qkv.safetensors"
 
+emulator.PROGRESS_BAR_AFTER = 60.0  # a bar would be saved with the notebook, frame by frame
+
 #: The counters that most tables show, and what to call them there.
 GLOBAL = {
     "global_load_requests": "global load requests",
@@ -102,7 +104,8 @@ def figure(picture: Figure, alt: str) -> None:
 
 def code(text: str, language: str = "cpp", title: str = "") -> None:
     """Shows source text as a fenced block, with a line above it that says what it is."""
-    fence = f"```{language}\n{text.rstrip()}\n```"
+    lines = "\n".join(line.rstrip() for line in text.rstrip().splitlines())
+    fence = f"```{language}\n{lines}\n```"
     say(f"{title}\n\n{fence}" if title else fence)
 
 
@@ -362,19 +365,40 @@ class Prediction:
 
 def predict(predictions: Sequence[Prediction]) -> None:
     """Shows predictions, before anything is measured."""
-    rows = [[p.quantity, p.before, p.after, p.reason] for p in predictions]
-    table(rows, ["quantity", "parent, measured", "predicted", "because"], ["left", "right", "right", "left"])
+    columns = {
+        "quantity": [p.quantity for p in predictions],
+        "parent, measured": [p.before for p in predictions],
+        "predicted": [p.after for p in predictions],
+        "because": [p.reason for p in predictions],
+    }
+    _columns(columns)
 
 
 def outcome(predictions: Sequence[Prediction], measured: Sequence[float]) -> None:
     """Shows the same predictions beside what was measured, in the same order."""
-    rows = []
-    for p, value in zip(predictions, measured, strict=True):
-        verdict = (
-            "exact" if value == p.after else f"{(value / p.after - 1):+.1%}" if p.after else f"{value - p.after:+,}"
-        )
-        rows.append([p.quantity, p.before, p.after, value, verdict])
-    table(rows, ["quantity", "parent", "predicted", "measured", "off by"], ["left", *["right"] * 4])
+
+    def verdict(predicted: float, value: float) -> str:
+        if value == predicted:
+            return "nothing"
+        return f"{value / predicted - 1:+.1%}" if predicted else f"{value:+,}"
+
+    columns = {
+        "quantity": [p.quantity for p in predictions],
+        "parent": [p.before for p in predictions],
+        "predicted": [p.after for p in predictions],
+        "measured": list(measured),
+        "off by": [verdict(p.after, value) for p, value in zip(predictions, measured, strict=True)],
+    }
+    _columns(columns)
+
+
+def _columns(columns: Mapping[str, Sequence]) -> None:
+    """Shows a table given by columns; one that has nothing to say, as a parent's where there is none, is left out."""
+    columns = {name: values for name, values in columns.items() if any(value is not None for value in values)}
+    words = ("quantity", "because", "off by")
+    table(
+        zip(*columns.values(), strict=True), list(columns), ["left" if name in words else "right" for name in columns]
+    )
 
 
 @functools.cache
@@ -462,20 +486,48 @@ def bounds_figure(bars: Mapping[str, Mapping[str, float]], alt: str, chip: str =
     figure(plots.bars(groups, unit=f"µs at least, by the {chip}'s published rates (logarithmic)", log=True), alt)
 
 
+def roofline(
+    versions: Sequence[str], alt: str, chip: str = "H200", extra_bytes: Mapping[str, int] | None = None
+) -> None:
+    """Shows where versions lie under the roofs of a chip's memory and shared memory, at B=4, H=12, M=N=2048, D=64.
+
+    Traffic with memory is what is compulsory, plus a version's ``extra_bytes``; that with shared memory is counted,
+    128 bytes for each wavefront. The performance is that in results/, where there is one.
+    """
+    gpu, heads, length, head_dim = model.CHIPS[chip], 48, 2048, 64
+    flops = model.attention_flops(1, heads, length, length, head_dim)
+    memory, shared = {}, {}
+    for version in versions:
+        row = stored(version)
+        achieved = row["tflops"] * 1e12 if row else None
+        traffic = 4 * heads * length * head_dim * 4 + (extra_bytes or {}).get(version, 0)
+        memory[version[:3]] = flops / traffic, achieved
+        wavefronts = sum(at_length(version, f"shared_{kind}_wavefronts", length) for kind in ("load", "store"))
+        if wavefronts:
+            shared[version[:3]] = flops / (heads * wavefronts * 128), achieved
+    panels = {"memory": (gpu.dram, memory)}
+    if shared:
+        panels["shared memory"] = (gpu.sms * gpu.l1_bytes * gpu.clock, shared)
+    figure(plots.roofline(panels, flops=gpu.flops, roof=gpu.name), alt)
+
+
 # --- breaking things ------------------------------------------------------------------------------------------------
 
 
 def explanation(error: emulator.KernelFinding, findings: int = 1) -> str:
     """What the emulator says about a broken kernel, its first findings, with files by name rather than by path."""
     text = "\n".join(str(finding) for finding in error.findings[:findings])
-    return re.sub(r"(?:[^\s:(]*/)?([^\s/:]+\.cuh?:\d+)", r"\1", text)
+    return re.sub(r"[^\s:(]*/([^\s/:]+\.\w+:\d+)", r"\1", text)
 
 
-def broken(version: str, changes: Mapping[str, str], q, k, v, **options) -> str:
-    """Changes a scratch copy of a kernel, runs it instrumented and shows what happens; returns the kind of the first
-    finding, or ``"wrong"`` or ``"right"`` by the output where the emulator has none."""
+def broken(version: str, changes: Mapping[str, str], q, k, v, show: bool = True, **options) -> str:
+    """Changes a scratch copy of a kernel, runs it instrumented and shows the change, with ``show``, and what happens.
+
+    Returns the kind of the first finding, or ``"wrong"`` or ``"right"`` by the output where the emulator has none.
+    """
     path = ft.edit(version, changes)
-    code("\n".join(diff_module.diff(path, version).lines[2:]), "diff", "The change:")
+    if show:
+        code("\n".join(diff_module.diff(path, version).lines[2:]), "diff", "The change:")
     try:
         with emulator.instrument():
             result = check(path, q, k, v, **options)

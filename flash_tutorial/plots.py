@@ -111,7 +111,7 @@ def tile_walk(panels: Sequence[Mapping]) -> Figure:
     line below).
     """
     rows = max(np.asarray(panel["owner"]).shape[0] for panel in panels)
-    figure, every = _figure(2.75 * len(panels), 0.42 * rows + 1.25, len(panels))
+    figure, every = _figure(2.75 * len(panels), 0.38 * rows + 1.0, len(panels))
     for axes, panel in zip(every, panels, strict=True):
         owner, step = np.asarray(panel["owner"]), np.asarray(panel["step"])
         for (i, j), block in np.ndenumerate(owner):
@@ -129,27 +129,22 @@ def tile_walk(panels: Sequence[Mapping]) -> Figure:
 
 
 @_styled
-def element_owners(
-    warp: np.ndarray, lane: np.ndarray, *, follow: int, title: str, note: str = "", row_name: str, column_name: str
-) -> Figure:
+def element_owners(warp: np.ndarray, lane: np.ndarray, *, follow: int, title: str, rows: str, columns: str) -> Figure:
     """One tile, element by element: its colour says which warp computes it, its number which lane.
 
-    ``warp`` and ``lane`` are integer arrays of the tile's shape. The elements of lane ``follow`` of warp 0 are
-    outlined.
+    ``warp`` and ``lane`` are integer arrays of the tile's shape; ``rows`` and ``columns`` say what runs along them.
+    The elements of lane ``follow`` of the first element's warp are outlined.
     """
-    rows, columns = warp.shape
-    figure, (axes,) = _figure(7.4, max(1.9, 7.0 * rows / columns * 0.9 + 0.7))
+    height, width = warp.shape
+    figure, (axes,) = _figure(7.4, max(1.9, 6.3 * height / width + 0.7))
     for (i, j), owner in np.ndenumerate(warp):
         mine = owner == warp.flat[0] and lane[i, j] == follow
         colour = OWNERS[owner % len(OWNERS)]
         _cell(axes, j, i, colour if mine else _tint(colour, 0.35), str(lane[i, j]), size=5.5, linewidth=0.4)
         if mine:
             axes.add_patch(Rectangle((j + 0.05, i + 0.05), 0.9, 0.9, fill=False, edgecolor=INK, linewidth=1.2))
-    _grid(axes, columns, rows)
-    axes.set(
-        title=title, xlabel=f"{column_name} 0 … {columns - 1} →\n{note}".strip(), ylabel=f"← {row_name} 0 … {rows - 1}"
-    )
-    axes.yaxis.label.set(rotation=90)
+    _grid(axes, width, height)
+    axes.set(title=title, xlabel=f"{columns} →", ylabel=f"← {rows}")
     return figure
 
 
@@ -345,7 +340,7 @@ def online_softmax(scores: np.ndarray, tile: int, maxima: Sequence[float], sums:
     factors = np.exp(np.array([-np.inf, *maxima[:-1]]) - np.array(maxima))
     for edge, old, factor in zip(edges[1:-1], before[1:], factors[1:], strict=True):
         if factor < 1:
-            bottom.annotate(f"×{factor:.2g}", (edge, old), textcoords="offset points", xytext=(3, 5), fontsize=7.5)
+            bottom.annotate(f"×{factor:.2g}", (edge, old), textcoords="offset points", xytext=(4, -10), fontsize=7.5)
     bottom.text(edges[-1] + 0.4, sums[-1], "running\nsum l", color=GREEN, va="center", fontsize=8)
     bottom.set(
         xlabel=f"key (a tile is {tile} keys)",
@@ -404,42 +399,46 @@ def bars(groups: Mapping[str, Mapping[str, float]], *, unit: str, log: bool = Fa
 
 
 @_styled
-def roofline(points: Mapping[str, tuple[float, float | None]], *, flops: float, bandwidth: float, roof: str) -> Figure:
-    """Arithmetic intensity against the roof of one chip.
+def roofline(
+    panels: Mapping[str, tuple[float, Mapping[str, tuple[float, float | None]]]], *, flops: float, roof: str
+) -> Figure:
+    """Arithmetic intensity against the roofs of one chip, one panel for each kind of memory.
 
-    ``points`` maps a name to (FLOP per byte of global memory moved, FLOP/s measured, or ``None`` where nothing was
-    measured: then only the intensity is marked, on the roof). ``flops`` (FLOP/s) and ``bandwidth`` (byte/s) are the
-    chip's ceilings, and ``roof`` says whose they are.
+    ``panels`` maps a memory's name to its bandwidth in byte/s and its points: a name and (FLOP per byte that this
+    memory moves, FLOP/s measured or ``None``). What was measured is a dot, what was not a triangle on the roof.
+    ``flops`` is the chip's ceiling in FLOP/s, and ``roof`` says whose it is.
     """
-    figure, (axes,) = _figure(7.4, 3.3)
-    ridge = flops / bandwidth
-    intensities = [intensity for intensity, _ in points.values()]
-    left, right = min(*intensities, ridge) / 4, max(*intensities, ridge) * 8
-    x = np.geomspace(left, right, 200)
-    axes.loglog(x, np.minimum(flops, bandwidth * x), color=INK, linewidth=1.6)
-    axes.text(right, flops * 1.15, f"{roof}: {_engineering(flops)}FLOP/s", ha="right", fontsize=8)
-    axes.text(left * 1.1, bandwidth * left * 1.9, f"{_engineering(bandwidth)}B/s", fontsize=8, rotation=0)
-    for index, (name, (intensity, achieved)) in enumerate(points.items()):
-        colour = OWNERS[index % len(OWNERS)]
-        ceiling = min(flops, bandwidth * intensity)
-        axes.plot([intensity] * 2, [achieved or ceiling / 300, ceiling], color=colour, linewidth=1, linestyle=":")
-        axes.plot(
-            intensity,
-            achieved or ceiling,
-            marker="o" if achieved else "^",
-            color=colour,
-            markersize=7,
-            markeredgecolor="white",
-            linestyle="none",
-        )
-        axes.annotate(name, (intensity, achieved or ceiling), textcoords="offset points", xytext=(6, -11), fontsize=8)
-    axes.set(
-        xlabel="arithmetic intensity (FLOP per byte of global memory moved)",
-        ylabel="FLOP/s",
-        ylim=(None, flops * 2.5),
-        xlim=(left, right),
-    )
-    axes.grid(True, which="major", color="#E4E4E4", linewidth=0.6)
+    figure, every = _figure(7.4, 3.3, len(panels), sharey=True)
+    names = list(dict.fromkeys(name for _, points in panels.values() for name in points))
+    for axes, (memory, (bandwidth, points)) in zip(every, panels.items(), strict=True):
+        ridge = flops / bandwidth
+        intensities = [intensity for intensity, _ in points.values()]
+        left, right = min(*intensities, ridge) / 4, max(*intensities, ridge) * 12
+        x = np.geomspace(left, right, 200)
+        axes.loglog(x, np.minimum(flops, bandwidth * x), color=INK, linewidth=1.6)
+        axes.text(right, flops * 1.2, f"{_engineering(flops)}FLOP/s", ha="right", fontsize=7.5)
+        axes.text(left * 1.1, bandwidth * left * 2.6, f"{_engineering(bandwidth)}B/s", fontsize=7.5)
+        labels: dict[tuple[float, float], list[str]] = {}
+        for name, (intensity, achieved) in points.items():
+            ceiling = min(flops, bandwidth * intensity)
+            height = achieved or ceiling
+            axes.plot([intensity] * 2, [height, ceiling], color=GREY, linewidth=1, linestyle=":")
+            axes.plot(
+                intensity,
+                height,
+                marker="o" if achieved else "^",
+                color=OWNERS[names.index(name) % len(OWNERS)],
+                markersize=7,
+                markeredgecolor="white",
+                linestyle="none",
+                zorder=3,
+            )
+            labels.setdefault((intensity, height), []).append(name)
+        for place, who in labels.items():
+            axes.annotate(", ".join(who), place, textcoords="offset points", xytext=(6, -11), fontsize=7.5)
+        axes.set(title=f"{roof}: {memory}", xlabel="FLOP per byte moved", xlim=(left, right))
+        axes.grid(True, which="major", color="#E4E4E4", linewidth=0.6)
+    every[0].set(ylabel="FLOP/s", ylim=(None, flops * 3))
     return figure
 
 
