@@ -1,6 +1,6 @@
 """How long the emulator takes over each version, plain and instrumented, beside the bounds it promises.
 
-    python tests/benchmark_emulator.py
+    python -m tests.benchmark_emulator
 
 B=1, H=2, M=N=512, D=64, the best of a few runs. Exit status 1 if a version is slower than the bounds, which are for two
 cores: 0.1 s plain (a result can be checked at once) and 1 s instrumented (a table of counters, or of races).
