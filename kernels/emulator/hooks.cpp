@@ -15,23 +15,28 @@ static inline void access(const void* address, unsigned bytes, bool write, const
     worker->trace()->access(reinterpret_cast<uintptr_t>(address), bytes, write, worker->pc(return_address));
 }
 
-/// A struct copied whole: on a GPU, 4 bytes at a time where its alignment allows.
-static inline void access_range(const char* address, size_t bytes, bool write, const void* return_address) {
+/// A struct copied whole, or a memcpy: 4 bytes at a time where the alignment allows, else byte by byte, as nvcc does
+/// it.
+static inline void access_range(const void* address, size_t bytes, bool write, const void* return_address) {
     const unsigned step = (reinterpret_cast<uintptr_t>(address) | bytes) % 4 == 0 ? 4 : 1;
-    for (size_t i = 0; i < bytes; i += step) access(address + i, step, write, return_address);
+    for (size_t i = 0; i < bytes; i += step) access(static_cast<const char*>(address) + i, step, write, return_address);
 }
 
-#define HOOK(suffix, bytes, write) \
-    EMULATOR_API void __tsan_##suffix(void* address) { access(address, bytes, write, __builtin_return_address(0)); }
-#define HOOKS(bytes)                                   \
-    HOOK(read##bytes, bytes, false)                    \
-    HOOK(write##bytes, bytes, true)                    \
-    HOOK(unaligned_read##bytes, bytes, false)          \
-    HOOK(unaligned_write##bytes, bytes, true)          \
-    HOOK(volatile_read##bytes, bytes, false)           \
-    HOOK(volatile_write##bytes, bytes, true)           \
-    HOOK(unaligned_volatile_read##bytes, bytes, false) \
-    HOOK(unaligned_volatile_write##bytes, bytes, true)
+/// An access that the source does not promise to be aligned.
+static inline void access_unaligned(const void* address, unsigned bytes, bool write, const void* return_address) {
+    if (reinterpret_cast<uintptr_t>(address) % bytes == 0)
+        access(address, bytes, write, return_address);
+    else
+        access_range(address, bytes, write, return_address);
+}
+
+#define HOOK(suffix, function, bytes, write) \
+    EMULATOR_API void __tsan_##suffix(void* address) { function(address, bytes, write, __builtin_return_address(0)); }
+#define HOOKS(bytes)                                            \
+    HOOK(read##bytes, access, bytes, false)                     \
+    HOOK(write##bytes, access, bytes, true)                     \
+    HOOK(unaligned_read##bytes, access_unaligned, bytes, false) \
+    HOOK(unaligned_write##bytes, access_unaligned, bytes, true)
 HOOKS(1)
 HOOKS(2)
 HOOKS(4)
@@ -39,10 +44,10 @@ HOOKS(8)
 HOOKS(16)
 
 EMULATOR_API void __tsan_read_range(void* address, size_t bytes) {
-    access_range(static_cast<const char*>(address), bytes, false, __builtin_return_address(0));
+    access_range(address, bytes, false, __builtin_return_address(0));
 }
 EMULATOR_API void __tsan_write_range(void* address, size_t bytes) {
-    access_range(static_cast<const char*>(address), bytes, true, __builtin_return_address(0));
+    access_range(address, bytes, true, __builtin_return_address(0));
 }
 // Atomic operations of the host code in a kernel's file: the guards of its static variables, reference counts. Kernels
 // have CUDA's atomics instead.

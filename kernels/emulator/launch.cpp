@@ -183,7 +183,7 @@ void emulator_launch(const void* kernel, void (*thread)(void*), void* argument, 
         launch.threads = static_cast<int>(block[0] * block[1] * block[2]);
         launch.first_block_id = process.next_block_id;
         process.next_block_id += static_cast<uint32_t>(launch.blocks);
-        forget_published();
+        if (instrumented) prepare_global_memory();
         run(launch, record);
     }
     record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

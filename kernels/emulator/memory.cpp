@@ -12,9 +12,7 @@ std::vector<Buffer>& buffers() { return declared; }
 
 void emulator_declare_global(const void* pointer, size_t bytes, const char* name, int writable) {
     if (bytes == 0) return;
-    emulator::Buffer buffer{reinterpret_cast<uintptr_t>(pointer), bytes, name, writable != 0, nullptr};
-    if (buffer.writable) buffer.shadow = emulator::make_shadow(buffer);
-    emulator::buffers().push_back(std::move(buffer));
+    emulator::buffers().push_back({reinterpret_cast<uintptr_t>(pointer), bytes, name, writable != 0, nullptr});
 }
 
 void emulator_forget_globals() { emulator::buffers().clear(); }

@@ -9,6 +9,7 @@
 
 namespace emulator {
 
+/// Who touched which part of a buffer (races.cpp).
 class GlobalShadow;
 
 struct Buffer {
@@ -16,13 +17,11 @@ struct Buffer {
     size_t bytes;
     std::string name;
     bool writable;
-    std::shared_ptr<GlobalShadow> shadow;  // who touched it, for finding races; none if it is only read
+    std::shared_ptr<GlobalShadow> shadow;  // made for the first instrumented launch; none if the buffer is only read
 
     uintptr_t end() const { return begin + bytes; }
     bool contains(uintptr_t address, size_t size) const { return address >= begin && address + size <= end(); }
 };
-
-std::shared_ptr<GlobalShadow> make_shadow(const Buffer& buffer);
 
 /// The declared buffers. They change only between launches.
 std::vector<Buffer>& buffers();

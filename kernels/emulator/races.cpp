@@ -353,8 +353,6 @@ class GlobalShadow {
     std::mutex mutexes_[kMutexes];
 };
 
-std::shared_ptr<GlobalShadow> make_shadow(const Buffer& buffer) { return std::make_shared<GlobalShadow>(buffer); }
-
 /// Whether this block's `thread` knows what thread `other` of `block` did at `clock`.
 bool Races::knows_block(uint32_t block, int thread, int other, uint32_t clock) const {
     if (block < worker_.launch().first_block_id) return true;  // an earlier launch
@@ -440,7 +438,11 @@ static struct {
     std::unordered_map<uint64_t, std::unordered_map<uint32_t, uint32_t>> at;  // atomic's address -> block id -> clock
 } published;
 
-void forget_published() { published.at.clear(); }
+void prepare_global_memory() {
+    published.at.clear();
+    for (Buffer& buffer : buffers())
+        if (buffer.writable && buffer.shadow == nullptr) buffer.shadow = std::make_shared<GlobalShadow>(buffer);
+}
 
 void Races::fence(int warp, uint32_t lanes) {
     fence_clock_ = ++time_;

@@ -131,7 +131,7 @@ class Races {
     std::unordered_map<uint32_t, uint32_t> known_blocks_;  // by fenced atomics: block id -> clock
 };
 
-/// Forgets what atomics have published: a launch starts with everything before it in order.
-void forget_published();
+/// Before an instrumented launch: everything earlier is in order, and every writable buffer has a shadow.
+void prepare_global_memory();
 
 }  // namespace emulator

@@ -313,6 +313,13 @@ struct NamedBarrier {
 }  // namespace
 
 void Worker::named_barrier(int id, unsigned threads, bool wait, uint32_t pc) {
+    if (id < 0 || id >= kBarriers) {
+        if (Finding* finding = occurred(Kind::crash, pc)) {
+            finding->threads = {running_->number};
+            finding->detail = "barrier " + std::to_string(id) + ", of which there are " + std::to_string(kBarriers);
+        }
+        abandon();
+    }
     NamedBarrier mine{id, threads, wait};
     const unsigned generation = barriers_[id].generation;
     const Perform arrive = [](Warp& warp, const Collective& collective) {
