@@ -225,8 +225,7 @@ __forceinline__ unsigned long long atomicCAS(unsigned long long* address, unsign
     return emulator::atomic(EMULATOR_ATOMIC_COMPARE_AND_SWAP, address, value, expected);
 }
 
-// ---- arithmetic. The fast approximations of the GPU are computed exactly
-// here.
+// ---- arithmetic. What the GPU approximates is computed to full precision here.
 
 __forceinline__ float __expf(float x) { return expf(x); }
 __forceinline__ float __exp10f(float x) { return powf(10.0f, x); }

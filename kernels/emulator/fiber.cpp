@@ -9,11 +9,29 @@
 
 namespace emulator {
 
-// A switch saves the registers that the calling convention says a call preserves, on the stack it leaves, and restores
-// them from the stack it enters: 8 ns, where swapcontext, which also asks the kernel for the signal mask, takes 160.
-#if defined(__x86_64__)
+#ifdef EMULATOR_UCONTEXT
 
+void switch_context(Context& from, Context& to) { swapcontext(&from.registers, &to.registers); }
+
+void start_context(Context& context, char* top, void (*entry)()) {
+    constexpr size_t usable = Stacks::kBytes / 2;  // `top` may lie below the stack's end, see Stacks::top
+    getcontext(&context.registers);
+    context.registers.uc_stack.ss_sp = top - usable;
+    context.registers.uc_stack.ss_size = usable;
+    context.registers.uc_link = nullptr;
+    makecontext(&context.registers, entry, 0);
+}
+
+#else
+
+// A switch saves the registers that the calling convention says a call preserves, on the stack it leaves, and restores
+// them from the stack it enters. swapcontext takes twenty times as long: it also asks the kernel for the signal mask.
 extern "C" void emulator_switch_stack(void** save, void* resume) __attribute__((visibility("hidden")));
+
+void switch_context(Context& from, Context& to) { emulator_switch_stack(&from.stack_pointer, to.stack_pointer); }
+
+#ifdef __x86_64__
+
 asm(R"(
     .text
     .hidden emulator_switch_stack
@@ -47,9 +65,8 @@ void start_context(Context& context, char* top, void (*entry)()) {
     context.stack_pointer = frame;
 }
 
-#elif defined(__aarch64__)
+#else  // __aarch64__
 
-extern "C" void emulator_switch_stack(void** save, void* resume) __attribute__((visibility("hidden")));
 asm(R"(
     .text
     .hidden emulator_switch_stack
@@ -93,24 +110,6 @@ void start_context(Context& context, char* top, void (*entry)()) {
 }
 
 #endif
-
-#ifdef EMULATOR_UCONTEXT
-
-void switch_context(Context& from, Context& to) { swapcontext(&from.registers, &to.registers); }
-
-void start_context(Context& context, char* top, void (*entry)()) {
-    constexpr size_t usable = Stacks::kBytes / 2;  // `top` may lie below the stack's end, see Stacks::top
-    getcontext(&context.registers);
-    context.registers.uc_stack.ss_sp = top - usable;
-    context.registers.uc_stack.ss_size = usable;
-    context.registers.uc_link = nullptr;
-    makecontext(&context.registers, entry, 0);
-}
-
-#else
-
-void switch_context(Context& from, Context& to) { emulator_switch_stack(&from.stack_pointer, to.stack_pointer); }
-
 #endif
 
 static size_t guard_bytes() {

@@ -5,8 +5,10 @@
 #include <vector>
 
 #if !defined(__x86_64__) && !defined(__aarch64__)
+#define EMULATOR_UCONTEXT  // the portable way; defining it elsewhere is good for a test of it
+#endif
+#ifdef EMULATOR_UCONTEXT
 #include <ucontext.h>
-#define EMULATOR_UCONTEXT 1
 #endif
 
 namespace emulator {

@@ -22,8 +22,8 @@ inline uint16_t float_to_half(float value) {
     const uint32_t magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return 0x7fff;          // the canonical NaN of the GPU
     if (magnitude >= 0x477ff000u) return sign | 0x7c00;  // 65520 and above round to infinity
-    if (magnitude < 0x38800000u) {                       // below 2^-14: adding 0.5 leaves the
-                                                         // subnormal's bits, rounded, at the bottom
+    if (magnitude < 0x38800000u) {
+        // Below 2^-14, a subnormal: adding 0.5 leaves its bits, rounded, at the bottom.
         const float shifted = bit_cast<float>(magnitude) + 0.5f;
         return sign | static_cast<uint16_t>(bit_cast<uint32_t>(shifted) - 0x3f000000u);
     }

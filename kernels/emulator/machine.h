@@ -20,9 +20,8 @@ constexpr int kBarriers = 16;
 constexpr size_t kMaxSharedBytes = 227 * 1024;  // a block, on the largest GPU emulated
 
 class Trace;
-struct Warp;
-
 struct Collective;
+struct Warp;
 
 /// Does a collective's work for the lanes that have arrived. Their operands are warp.operands[lane]; results go there,
 /// too.
@@ -70,8 +69,7 @@ struct Warp {
     uint32_t alive;                // lanes that have not returned
     uint32_t ready;                // lanes that can run
     uint32_t full;                 // lanes that wait for room in their log (instrumented launches)
-    void* operands[kWarpSize];     // of the collective that the lane is in, on the
-                                   // lane's own stack
+    void* operands[kWarpSize];     // of each lane's collective, on the lane's own stack
     std::vector<Collective> open;  // collectives for which lanes wait
 };
 
@@ -101,8 +99,7 @@ struct Module {
     std::string path;
     uintptr_t base = 0;            // where its addresses count from
     uintptr_t begin = 0, end = 0;  // its image in memory
-    size_t tls_id = 0;             // of its thread-local segment, which is its static shared
-                                   // memory; 0 = it has none
+    size_t tls_id = 0;             // of its thread-local segment, the static shared memory; 0 = it has none
     size_t tls_bytes = 0;
 
     bool contains(uintptr_t address) const { return address >= begin && address < end; }

@@ -63,7 +63,7 @@ void Races::order_block() {
 void Races::order_warp(const Warp& warp, uint32_t lanes) {
     WarpClocks& clocks = warps_[static_cast<size_t>(warp.number)];
     ++time_;
-    if ((warp.alive & ~lanes) == 0) {
+    if ((warp.exists & ~lanes) == 0) {
         clocks.all = time_;
         std::fill_n(clocks.clock, kWarpSize, time_);
         return;

@@ -81,7 +81,7 @@ class Races {
     };
     struct WarpClocks {
         uint32_t clock[kWarpSize] = {};
-        uint32_t all = 0;                           // the last __syncwarp of every live lane
+        uint32_t all = 0;                           // the last __syncwarp of every lane
         uint32_t known[kWarpSize][kWarpSize] = {};  // by partial __syncwarps: [lane][other lane]
         uint32_t known_warps[kMaxWarps] = {};       // by named barriers
     };
