@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import re
 import subprocess
 import tempfile
@@ -170,12 +171,20 @@ def diff(version: str) -> None:
 
 
 def normal(batch=1, heads=2, queries=256, keys=None, head_dim=64, kv_heads=None, seed=0, dtype=torch.float32):
-    """Random normal q, k, v on the CPU; ``keys`` defaults to ``queries`` and ``kv_heads`` to ``heads``."""
+    """Random normal q, k, v on the CPU; ``keys`` defaults to ``queries`` and ``kv_heads`` to ``heads``.
+
+    Unused memory follows each, so that a kernel which reads past its end meets bytes of no tensor, whatever lies next.
+    """
     keys = queries if keys is None else keys
     kv_heads = heads if kv_heads is None else kv_heads
     generator = torch.Generator().manual_seed(seed)
-    shapes = ((batch, heads, queries, head_dim), *((batch, kv_heads, keys, head_dim),) * 2)
-    return tuple(torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+
+    def draw(*shape: int) -> torch.Tensor:
+        count = math.prod(shape)
+        return torch.randn(count + 65536, generator=generator).to(dtype)[:count].view(shape)
+
+    kv = (batch, kv_heads, keys, head_dim)
+    return draw(batch, heads, queries, head_dim), draw(*kv), draw(*kv)
 
 
 def real(layer: int = 0):
