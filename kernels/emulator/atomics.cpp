@@ -11,7 +11,7 @@ struct Atomic {
     EmulatorAtomic kind;
     void* address;
     uint64_t value, expected;
-    bool shared;  // memory; only known in instrumented launches
+    Place place;  // only known in instrumented launches
     uint64_t result;
 };
 
@@ -58,13 +58,14 @@ static void update(Atomic& atomic) {
 static void perform_atomic(Warp& warp, const Collective& collective) {
     Trace* trace = current_worker->trace();
     uint64_t addresses[kWarpSize];
-    uint32_t in_shared = 0;
+    uint32_t in_shared = 0, in_global = 0;
     for (uint32_t lanes = collective.arrived; lanes != 0; lanes &= lanes - 1) {
         const int lane = __builtin_ctz(lanes);
         Atomic& atomic = *static_cast<Atomic*>(warp.operands[lane]);
-        const bool between_blocks = trace != nullptr && !atomic.shared;
+        const bool between_blocks = trace != nullptr && atomic.place == Place::global;
         addresses[lane] = reinterpret_cast<uintptr_t>(atomic.address);
-        in_shared |= uint32_t(atomic.shared) << lane;
+        in_shared |= uint32_t(atomic.place == Place::shared) << lane;
+        in_global |= uint32_t(atomic.place == Place::global) << lane;
         // What this block publishes must be there before another block can see the new value; what others published
         // must be learned after the old one has been seen.
         if (between_blocks) trace->races.global_atomic(addresses[lane]);
@@ -75,7 +76,6 @@ static void perform_atomic(Warp& warp, const Collective& collective) {
         if (between_blocks) trace->races.global_atomic(addresses[lane]);
     }
     if (trace == nullptr) return;
-    const uint32_t in_global = collective.arrived & ~in_shared;
     if (in_shared != 0)
         trace->races.shared_atomic({warp.number, in_shared, collective.bytes, collective.pc, addresses});
     if (in_global != 0)
@@ -94,9 +94,9 @@ using namespace emulator;
 uint64_t emulator_atomic(EmulatorAtomic kind, void* address, unsigned bytes, uint64_t value, uint64_t expected) {
     Worker& worker = *current_worker;
     const uint32_t pc = worker.enter(__builtin_return_address(0));
-    Atomic mine{kind, address, value, expected, false, 0};
+    Atomic mine{kind, address, value, expected, Place::uncounted, 0};
     if (Trace* trace = worker.trace())
-        mine.shared = trace->check_atomic(reinterpret_cast<uintptr_t>(address), bytes, pc);
+        mine.place = trace->check_atomic(reinterpret_cast<uintptr_t>(address), bytes, pc);
     Collective collective{Op::atomic, kWhoeverIsThere, pc, perform_atomic};
     collective.bytes = bytes;
     worker.collective(collective, &mine);

@@ -92,6 +92,7 @@ __forceinline__ void __threadfence() {
     emulator::keep_return_address();
 }
 __forceinline__ void __threadfence_block() { __threadfence(); }
+__forceinline__ void __trap() { __builtin_trap(); }
 __forceinline__ void __nanosleep(unsigned) { __activemask(); }  // which lets other warps run
 
 namespace emulator {

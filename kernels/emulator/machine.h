@@ -78,20 +78,24 @@ struct PublishedClocks {
     uint32_t warps[kMaxWarps] = {};
 };
 
-/// __syncthreads is barrier 0 with every live thread expected. Named barriers count whole warps, as PTX says.
-struct Barrier {
-    unsigned expected = 0;  // threads; 0 = every live thread of the block
-    unsigned arrived = 0;
-    unsigned generation = 0;           // how often it has been passed
+/// __syncthreads: every live thread is expected.
+struct BlockBarrier {
+    unsigned arrived = 0;              // threads
     uint32_t waiting[kMaxWarps] = {};  // lanes
     // Where the first to arrive stands.
     const char* file = nullptr;
     int line = 0;
     uint32_t pc = 0;
     int thread = 0;
-    // Of a named barrier: the warps that wait, not only arrive, and what they will know.
-    uint32_t waiting_warps = 0;
-    PublishedClocks published;
+};
+
+/// bar.sync and bar.arrive count whole warps, as the PTX manual has it.
+struct NamedBarrier {
+    unsigned arrived = 0;              // threads
+    unsigned generation = 0;           // how often it has been passed
+    uint32_t waiting[kMaxWarps] = {};  // lanes
+    uint32_t waiting_warps = 0;        // warps that wait, or are about to
+    PublishedClocks published;         // what they will know
 };
 
 /// The shared library that a kernel is in.
@@ -191,8 +195,8 @@ class Worker {
     bool complete_whoever_is_there(Warp& warp);
     void arrive(Warp& warp, int id, unsigned threads, bool wait);
     void release_block_barrier();
-    void check_returned_threads(const Barrier& barrier);
-    void wake_waiting(const Barrier& barrier);
+    void check_returned_threads();
+    void wake(const uint32_t (&lanes)[kMaxWarps]);
     void stop_if_cancelled();
     void make_ready(Warp& warp, uint32_t lanes);
     void report_deadlock();
@@ -204,7 +208,8 @@ class Worker {
     SharedMemory shared_;
     std::vector<Thread> threads_;
     std::vector<Warp> warps_;
-    Barrier barriers_[kBarriers];
+    BlockBarrier block_barrier_;
+    NamedBarrier named_barriers_[kBarriers];
     uint32_t ready_warps_ = 0;
     unsigned finished_ = 0;  // threads that have returned
     int current_warp_ = 0;

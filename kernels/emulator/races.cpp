@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <mutex>
-#include <new>
 
 namespace emulator {
 
@@ -313,12 +312,15 @@ struct GlobalCell {
 
 class GlobalShadow {
   public:
-    explicit GlobalShadow(const Buffer& buffer) : begin_(buffer.begin & ~uintptr_t(3)) {
-        size_ = (buffer.end() - begin_ + 3) / 4 * sizeof(GlobalCell);
-        void* memory = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (memory == MAP_FAILED) throw std::bad_alloc();
-        cells_ = static_cast<GlobalCell*>(memory);
+    /// Null if there is not enough address space for it: then races in this buffer go unseen.
+    static std::shared_ptr<GlobalShadow> of(const Buffer& buffer) {
+        const uintptr_t begin = buffer.begin & ~uintptr_t(3);
+        const size_t size = (buffer.end() - begin + 3) / 4 * sizeof(GlobalCell);
+        void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED) return nullptr;
+        return std::make_shared<GlobalShadow>(begin, static_cast<GlobalCell*>(memory), size);
     }
+    GlobalShadow(uintptr_t begin, GlobalCell* cells, size_t size) : begin_(begin), size_(size), cells_(cells) {}
     GlobalShadow(const GlobalShadow&) = delete;
     ~GlobalShadow() { munmap(cells_, size_); }
 
@@ -441,7 +443,7 @@ static struct {
 void prepare_global_memory() {
     published.at.clear();
     for (Buffer& buffer : buffers())
-        if (buffer.writable && buffer.shadow == nullptr) buffer.shadow = std::make_shared<GlobalShadow>(buffer);
+        if (buffer.writable && buffer.shadow == nullptr) buffer.shadow = GlobalShadow::of(buffer);
 }
 
 void Races::fence(int warp, uint32_t lanes) {

@@ -67,7 +67,7 @@ void Worker::run_block(uint64_t block) {
     block_[2] = static_cast<unsigned>(block / launch_->grid[0] / launch_->grid[1]);
     block_id_ = launch_->first_block_id + static_cast<uint32_t>(block);
     // Bytes that nobody wrote read as NaN, whatever the floating-point type.
-    memset(shared_.static_begin, 0xff, shared_.static_bytes);
+    if (shared_.static_bytes > 0) memset(shared_.static_begin, 0xff, shared_.static_bytes);
     memset(shared_.dynamic_begin, 0xff, shared_.dynamic_bytes);
     start_threads();
     if (trace_ != nullptr) trace_->start_block();
@@ -89,7 +89,8 @@ void Worker::start_threads() {
     abandoned_ = false;
     current_warp_ = 0;
     ready_warps_ = 0;
-    for (Barrier& barrier : barriers_) barrier = Barrier();
+    block_barrier_ = BlockBarrier();
+    for (NamedBarrier& barrier : named_barriers_) barrier = NamedBarrier();
     const int count = launch_->threads;
     for (int w = 0; w < static_cast<int>(warps_.size()); ++w) {
         Warp& warp = warps_[static_cast<size_t>(w)];
@@ -245,7 +246,7 @@ bool Worker::complete_whoever_is_there(Warp& warp) {
 
 void Worker::block_barrier(const char* file, int line, uint32_t pc) {
     stop_if_cancelled();
-    Barrier& barrier = barriers_[0];
+    BlockBarrier& barrier = block_barrier_;
     const int thread = running_->number;
     if (barrier.arrived == 0) {
         barrier.file = file;
@@ -269,9 +270,9 @@ void Worker::block_barrier(const char* file, int line, uint32_t pc) {
 
 /// Lets __syncthreads pass if every live thread has arrived.
 void Worker::release_block_barrier() {
-    Barrier& barrier = barriers_[0];
-    if (barrier.arrived == 0 || barrier.arrived + finished_ < threads_.size()) return;
-    if (finished_ > 0) check_returned_threads(barrier);
+    if (block_barrier_.arrived == 0 || block_barrier_.arrived + finished_ < threads_.size()) return;
+    if (finished_ > 0) check_returned_threads();
+    const BlockBarrier barrier = std::exchange(block_barrier_, BlockBarrier());
     if (trace_ != nullptr) {
         Site& site = trace_->site(barrier.pc, Op::barrier);
         for (Warp& warp : warps_) {
@@ -281,17 +282,16 @@ void Worker::release_block_barrier() {
         site.lanes += barrier.arrived;
         trace_->races.order_block();
     }
-    const Barrier released = std::exchange(barrier, Barrier());
-    wake_waiting(released);
+    wake(barrier.waiting);
 }
 
 /// A warp that has returned is not missed at a barrier. A part of a warp is: its other lanes wait without it.
-void Worker::check_returned_threads(const Barrier& barrier) {
+void Worker::check_returned_threads() {
     for (const Warp& warp : warps_) {
-        const uint32_t returned = warp.exists & ~warp.alive;
-        if (returned == 0 || barrier.waiting[warp.number] == 0) continue;
-        if (Finding* finding = occurred(Kind::divergent_barrier, barrier.pc)) {
-            finding->threads = {warp.number * kWarpSize + __builtin_ctz(barrier.waiting[warp.number]),
+        const uint32_t returned = warp.exists & ~warp.alive, waiting = block_barrier_.waiting[warp.number];
+        if (returned == 0 || waiting == 0) continue;
+        if (Finding* finding = occurred(Kind::divergent_barrier, block_barrier_.pc)) {
+            finding->threads = {warp.number * kWarpSize + __builtin_ctz(waiting),
                                 warp.number * kWarpSize + __builtin_ctz(returned)};
             finding->detail = "some lanes of a warp wait here, the others have returned";
         }
@@ -299,13 +299,13 @@ void Worker::check_returned_threads(const Barrier& barrier) {
     }
 }
 
-void Worker::wake_waiting(const Barrier& barrier) {
+void Worker::wake(const uint32_t (&lanes)[kMaxWarps]) {
     for (Warp& warp : warps_)
-        if (barrier.waiting[warp.number] != 0) make_ready(warp, barrier.waiting[warp.number]);
+        if (lanes[warp.number] != 0) make_ready(warp, lanes[warp.number]);
 }
 
 namespace {
-struct NamedBarrier {
+struct Arrival {
     int id;
     unsigned threads;
     bool wait;
@@ -320,15 +320,17 @@ void Worker::named_barrier(int id, unsigned threads, bool wait, uint32_t pc) {
         }
         abandon();
     }
-    NamedBarrier mine{id, threads, wait};
-    const unsigned generation = barriers_[id].generation;
+    NamedBarrier& barrier = named_barriers_[id];
+    const unsigned generation = barrier.generation;
+    // The warp arrives as one, and then each of its lanes waits.
+    Arrival mine{id, threads, wait};
     const Perform arrive = [](Warp& warp, const Collective& collective) {
-        const auto& theirs = *static_cast<NamedBarrier*>(warp.operands[__builtin_ctz(collective.arrived)]);
+        const auto& theirs = *static_cast<Arrival*>(warp.operands[__builtin_ctz(collective.arrived)]);
         current_worker->arrive(warp, theirs.id, theirs.threads, theirs.wait);
     };
     collective({Op::barrier, ~uint32_t(0), pc, arrive}, &mine);
-    while (wait && barriers_[id].generation == generation) {
-        barriers_[id].waiting[warp().number] |= bit(lane());
+    while (wait && barrier.generation == generation) {
+        barrier.waiting[warp().number] |= bit(lane());
         running_->wait_op = Op::barrier;
         running_->wait_pc = pc;
         suspend();
@@ -336,18 +338,17 @@ void Worker::named_barrier(int id, unsigned threads, bool wait, uint32_t pc) {
 }
 
 void Worker::arrive(Warp& warp, int id, unsigned threads, bool wait) {
-    Barrier& barrier = barriers_[id];
-    barrier.expected = threads;
+    NamedBarrier& barrier = named_barriers_[id];
     barrier.arrived += kWarpSize;
     if (wait) barrier.waiting_warps |= bit(warp.number);
     if (trace_ != nullptr) trace_->races.publish(warp.number, barrier.published);
-    if (barrier.arrived < barrier.expected) return;
-    const Barrier released = std::exchange(barrier, Barrier());
-    barrier.generation = released.generation + 1;
+    if (barrier.arrived < threads) return;
+    const NamedBarrier passed = std::exchange(barrier, NamedBarrier());
+    barrier.generation = passed.generation + 1;
     if (trace_ != nullptr)
         for (const Warp& other : warps_)
-            if (released.waiting_warps & bit(other.number)) trace_->races.learn(other.number, released.published);
-    wake_waiting(released);
+            if (passed.waiting_warps & bit(other.number)) trace_->races.learn(other.number, passed.published);
+    wake(passed.waiting);
 }
 
 // ---- findings

@@ -1,6 +1,7 @@
 #include "emulator/trace.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 
 #include "emulator/counters.h"
@@ -12,6 +13,8 @@ static uint32_t bit(int lane) { return uint32_t(1) << lane; }
 // A key holds the pc in its low half, then the bytes for each lane, then what is done.
 constexpr uint64_t kCopyLanded = 0xff;
 constexpr uint64_t kBypassL1 = uint64_t(1) << 48;
+
+constexpr uintptr_t kFar = 1 << 20;  // bytes from the nearest buffer at which naming it would mislead
 
 static uint64_t key_of(uint32_t pc, unsigned bytes, uint64_t kind) { return pc | uint64_t(bytes) << 32 | kind << 40; }
 static uint64_t key_of(uint32_t pc, unsigned bytes, Op op) { return key_of(pc, bytes, static_cast<uint64_t>(op)); }
@@ -41,7 +44,7 @@ void Trace::end_block() {
 
 // ---- checks
 
-inline Trace::Place Trace::place(uintptr_t address, unsigned bytes, bool write, uint32_t pc) {
+inline Place Trace::place(uintptr_t address, unsigned bytes, bool write, uint32_t pc) {
     const auto within = [&](const char* begin, size_t size) {
         const uintptr_t offset = address - reinterpret_cast<uintptr_t>(begin);
         return offset < size && bytes <= size - offset;
@@ -53,7 +56,7 @@ inline Trace::Place Trace::place(uintptr_t address, unsigned bytes, bool write, 
     return place_slowly(address, bytes, write, pc);
 }
 
-Trace::Place Trace::place_slowly(uintptr_t address, unsigned bytes, bool write, uint32_t pc) {
+Place Trace::place_slowly(uintptr_t address, unsigned bytes, bool write, uint32_t pc) {
     const Buffer* read_only = nullptr;
     for (const Buffer& buffer : buffers()) {
         if (!buffer.contains(address, bytes)) continue;
@@ -102,19 +105,26 @@ void Trace::out_of_bounds(uintptr_t address, unsigned bytes, bool write, uint32_
         return distance(a) < distance(b);
     });
     if (Finding* finding = worker_.occurred(Kind::out_of_bounds, pc)) {
+        const std::string access = std::string(write ? "writes " : "reads ") + std::to_string(bytes) + " bytes ";
         const bool before = address < nearest.begin;
         const uintptr_t distance = before ? nearest.begin - address : address + bytes - nearest.end;
-        const bool is_global = strcmp(nearest.space, "global") == 0;
-        finding->space = nearest.space;
         finding->threads = {worker_.running().number};
-        finding->offset = address - nearest.begin;
-        finding->buffer = is_global ? nearest.name : "";
         finding->bytes = bytes;
-        finding->detail = std::string(write ? "writes " : "reads ") + std::to_string(bytes) + " bytes that " +
-                          (before ? "begin " : "end ") + std::to_string(distance) + " bytes " +
-                          (before ? "before the start of " : "past the end of ") +
-                          (is_global ? '\'' + nearest.name + '\'' : nearest.name) + ", which has " +
-                          std::to_string(nearest.end - nearest.begin);
+        if (distance > kFar) {
+            char where[32];
+            snprintf(where, sizeof where, "0x%zx", address);
+            finding->space = "global";
+            finding->detail = access + "at address " + where + ", far from every buffer";
+        } else {
+            const bool is_global = strcmp(nearest.space, "global") == 0;
+            finding->space = nearest.space;
+            finding->offset = address - nearest.begin;
+            finding->buffer = is_global ? nearest.name : "";
+            finding->detail = access + "that " + (before ? "begin " : "end ") + std::to_string(distance) +
+                              (before ? " bytes before the start of " : " bytes past the end of ") +
+                              (is_global ? '\'' + nearest.name + '\'' : nearest.name) + ", which has " +
+                              std::to_string(nearest.end - nearest.begin);
+        }
     }
     worker_.abandon();
 }
@@ -134,9 +144,9 @@ void Trace::misaligned(uintptr_t address, unsigned bytes, Place place, uint32_t 
                                   ? in_static
                                   : address - reinterpret_cast<uintptr_t>(shared_.dynamic_begin);
         } else {
-            const Buffer& buffer = buffer_of(address, false, pc);
-            finding->offset = address - buffer.begin;
-            finding->buffer = buffer.name;
+            const Buffer* buffer = buffer_of(address, false, pc);
+            finding->offset = address - buffer->begin;
+            finding->buffer = buffer->name;
         }
         finding->detail = "an access of " + std::to_string(bytes) + " bytes at an address that is " +
                           std::to_string(address & (bytes - 1)) + " more than a multiple of " + std::to_string(bytes);
@@ -171,16 +181,22 @@ void Trace::copy_landed(const AsyncCopy& copy) {
     log(key_of(copy.pc, copy.bytes, kCopyLanded), reinterpret_cast<uintptr_t>(copy.shared), 0);
 }
 
-bool Trace::check_shared(uintptr_t address, unsigned bytes, bool write, uint32_t pc) {
+void Trace::check_shared(uintptr_t address, unsigned bytes, bool write, uint32_t pc) {
     const Place where = place(address, bytes, write, pc);
-    if (where == Place::shared) check_alignment(address, bytes, where, pc);
-    return where == Place::shared;
+    if (where == Place::shared) return check_alignment(address, bytes, where, pc);
+    if (Finding* finding = worker_.occurred(Kind::out_of_bounds, pc)) {
+        finding->space = "shared";
+        finding->threads = {worker_.running().number};
+        finding->bytes = bytes;
+        finding->detail = "the instruction takes an address in shared memory, and this one is not";
+    }
+    worker_.abandon();
 }
 
-bool Trace::check_atomic(uintptr_t address, unsigned bytes, uint32_t pc) {
+Place Trace::check_atomic(uintptr_t address, unsigned bytes, uint32_t pc) {
     const Place where = place(address, bytes, true, pc);
     if (where != Place::uncounted) check_alignment(address, bytes, where, pc);
-    return where == Place::shared;
+    return where;
 }
 
 inline void Trace::log(uint64_t key, uintptr_t address, uint64_t copy) {
@@ -356,7 +372,7 @@ void Trace::request(int warp, uint64_t key, uint32_t lanes, const uint64_t* addr
             reading |= uint32_t(copies[lane] >> 56 != 0) << lane;
         }
         if (reading != 0) {
-            const uint64_t origin = buffer_of(addresses[__builtin_ctz(reading)], false, pc).begin;
+            const uint64_t origin = origin_of(addresses[__builtin_ctz(reading)], pc);
             site.sectors += copy_sectors(shared, addresses, reading, bytes, origin, (key & kBypassL1) != 0);
             global_request({warp, reading, bytes, pc, addresses}, false);
         }
@@ -371,35 +387,42 @@ void Trace::request(int warp, uint64_t key, uint32_t lanes, const uint64_t* addr
     }
 }
 
-/// The buffer that a global access was found to be in.
-const Buffer& Trace::buffer_of(uint64_t address, bool write, uint32_t pc) {
+/// The buffer that a global access was found to be in; null for one of the module's constants.
+const Buffer* Trace::buffer_of(uint64_t address, bool write, uint32_t pc) {
     const auto is_it = [&](const Buffer& buffer) { return buffer.contains(address, 1) && (!write || buffer.writable); };
-    if (is_it(*likely_buffer(pc))) return *likely_buffer(pc);
-    return *std::find_if(buffers().begin(), buffers().end(), is_it);
+    if (is_it(*likely_buffer(pc))) return likely_buffer(pc);
+    const auto found = std::find_if(buffers().begin(), buffers().end(), is_it);
+    return found != buffers().end() ? &*found : nullptr;
+}
+
+uint64_t Trace::origin_of(uint64_t address, uint32_t pc) {
+    const Buffer* buffer = buffer_of(address, false, pc);
+    return buffer != nullptr ? buffer->begin : 0;
 }
 
 unsigned Trace::global_sectors(const Request& request) {
-    const Buffer& buffer = buffer_of(request.addresses[__builtin_ctz(request.lanes)], false, request.pc);
-    return sectors(request.addresses, request.lanes, request.bytes, buffer.begin);
+    const uint64_t origin = origin_of(request.addresses[__builtin_ctz(request.lanes)], request.pc);
+    return sectors(request.addresses, request.lanes, request.bytes, origin);
 }
 
 /// Passes a global access on to the race detector, buffer by buffer. What is only read cannot race.
 void Trace::global_request(const Request& request, bool write) {
     for (uint32_t rest = request.lanes; rest != 0;) {
-        const Buffer& buffer = buffer_of(request.addresses[__builtin_ctz(rest)], write, request.pc);
-        uint32_t inside = 0;
-        for (uint32_t lanes = rest; lanes != 0; lanes &= lanes - 1) {
+        const int first = __builtin_ctz(rest);
+        const Buffer* buffer = buffer_of(request.addresses[first], write, request.pc);
+        uint32_t inside = bit(first);
+        for (uint32_t lanes = rest; buffer != nullptr && lanes != 0; lanes &= lanes - 1) {
             const int lane = __builtin_ctz(lanes);
-            inside |= uint32_t(buffer.contains(request.addresses[lane], 1)) << lane;
+            inside |= uint32_t(buffer->contains(request.addresses[lane], 1)) << lane;
         }
         rest &= ~inside;
-        if (buffer.shadow == nullptr) continue;
+        if (buffer == nullptr || buffer->shadow == nullptr) continue;
         Request part = request;
         part.lanes = inside;
         if (write)
-            races.global_write(buffer, part);
+            races.global_write(*buffer, part);
         else
-            races.global_read(buffer, part);
+            races.global_read(*buffer, part);
     }
 }
 

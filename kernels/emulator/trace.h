@@ -13,6 +13,9 @@
 
 namespace emulator {
 
+/// Where an address is. Local arrays and constants are not counted.
+enum class Place { shared, global, uncounted };
+
 class Trace {
   public:
     explicit Trace(Worker& worker) : races(worker), worker_(worker) {}
@@ -26,9 +29,9 @@ class Trace {
     /// The same for a cp.async, and for its landing.
     void copy_issued(const AsyncCopy& copy, bool bypass_l1);
     void copy_landed(const AsyncCopy& copy);
-    /// The same for a lane's part of a collective. Returns whether the address is in shared memory.
-    bool check_shared(uintptr_t address, unsigned bytes, bool write, uint32_t pc);
-    bool check_atomic(uintptr_t address, unsigned bytes, uint32_t pc);
+    /// The same for a lane's part of ldmatrix or stmatrix, which take shared memory only, and of an atomic.
+    void check_shared(uintptr_t address, unsigned bytes, bool write, uint32_t pc);
+    Place check_atomic(uintptr_t address, unsigned bytes, uint32_t pc);
 
     /// Merges what `lanes` have logged. A lane in warp.full waits for room in its log: merging stops when it has some.
     void drain(Warp& warp, uint32_t lanes);
@@ -53,8 +56,6 @@ class Trace {
         uint64_t copies[kRows][kWarpSize];  // cp.async: shared address, source bytes
         uint8_t count[kWarpSize];
     };
-    enum class Place { shared, global, uncounted };
-
     Place place(uintptr_t address, unsigned bytes, bool write, uint32_t pc);
     Place place_slowly(uintptr_t address, unsigned bytes, bool write, uint32_t pc);
     [[noreturn]] void out_of_bounds(uintptr_t address, unsigned bytes, bool write, uint32_t pc);
@@ -64,7 +65,8 @@ class Trace {
     uint64_t choose(const Log& log, uint32_t pending, const uint8_t* position) const;
     void request(int warp, uint64_t key, uint32_t lanes, const uint64_t* addresses, const uint64_t* copies);
     const Buffer*& likely_buffer(uint32_t pc) { return likely_buffers_[(pc ^ pc >> 6) % 64]; }
-    const Buffer& buffer_of(uint64_t address, bool write, uint32_t pc);
+    const Buffer* buffer_of(uint64_t address, bool write, uint32_t pc);
+    uint64_t origin_of(uint64_t address, uint32_t pc);
     void global_request(const Request& request, bool write);
 
     Worker& worker_;
