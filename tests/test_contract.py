@@ -290,8 +290,8 @@ def test_more_than_2_to_the_31_elements(name, long):
     )
     if long == "keys":  # all the weight is on the last keys: an index that wraps around reads others
         q.abs_()
-        k[:, :, :-70].abs_().neg_()
-    out, lse = operator(name)(q, k, v, scale=1.0)
+        k[:, :, :-70].abs_().mul_(-20)
+    out, lse = operator(name)(q, k, v)
     shown = slice(-70, None)
     keys = slice(None) if long == "queries" else slice(-4096, None)
-    judge(name, out[:, :, shown], lse[:, :, shown], q[:, :, shown], k[:, :, keys], v[:, :, keys], scale=1.0)
+    judge(name, out[:, :, shown], lse[:, :, shown], q[:, :, shown], k[:, :, keys], v[:, :, keys])

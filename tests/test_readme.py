@@ -1,6 +1,7 @@
 """README.md tells the truth: its tables are current, its links lead somewhere, its commands are taken."""
 
 import importlib.util
+import os
 import re
 import shlex
 import subprocess
@@ -59,6 +60,10 @@ def test_every_make_target_exists():
     assert named <= targets
 
 
+# Runs as it is in this folder, installed or not.
+FROM_HERE = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
 def commands() -> list[str]:
     blocks = "".join(re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL))
     return re.findall(r"^\.venv/bin/flash-tutorial (.*)$", blocks, flags=re.MULTILINE)
@@ -68,12 +73,14 @@ def commands() -> list[str]:
 def test_its_commands_run(command, tmp_path):
     (tmp_path / "my_v03.cu").write_bytes((ROOT / "kernels" / "v03_warp_local.cu").read_bytes())
     words = [sys.executable, "-m", "flash_tutorial", *shlex.split(command)]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, cwd=tmp_path, env=FROM_HERE, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_its_python_runs(tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=FROM_HERE, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "v03_warp_local.cu" in done.stdout
