@@ -311,8 +311,8 @@ def times(*versions: str, lengths: Sequence[int] = (512, 1024, 2048)) -> None:
 
 
 def stored_label(row: Mapping) -> str:
-    """Whose figure a stored row is: the GPU and the day it was measured."""
-    return f"{row['gpu']}, {row['date'][:10]}"
+    """Whose figure a stored row is: the GPU, the day it was measured, and whether the kernel has changed since."""
+    return f"{row['gpu']}, {row['date'][:10]}{', before the kernel was last edited' if row['stale'] else ''}"
 
 
 def ladder(version: str) -> None:
@@ -346,20 +346,32 @@ def ladder(version: str) -> None:
     )
 
 
-def verdict(version: str) -> None:
-    """Says how long a version takes beside its parent, by the times in results/, at B=4, H=12, M=N=2048, D=64."""
+def verdict(version: str, bound: Mapping[str, float], chip: str = "H200") -> None:
+    """Says how long a version takes beside its parent and beside the longest of its ``bounds`` on ``chip``.
+
+    The times are those in results/, at B=4, H=12, M=N=2048, D=64.
+    """
     parent = ft.version(version).parent
-    row, old = stored(version), stored(parent)
-    if not row or not old:
-        say("How long it takes on a GPU is not known yet: `results/` holds no times of this version and its parent.")
+    row, old = stored(version), stored(parent) if parent else None
+    if not row:
+        say("How long it takes on a GPU is not known yet: `results/` holds no time of this version.")
         return
-    time, before = row["microseconds"]["median"], old["microseconds"]["median"]
-    ratio = f"{before / time:.2f} times as fast" if time < before else f"{time / before:.2f} times as slow"
-    spread = f"{row['microseconds']['p20']:,.0f} to {row['microseconds']['p80']:,.0f}"
-    say(
-        f"Measured ({stored_label(row)}, B=4, H=12, M=N=2048, D=64): {version} takes **{time:,.0f} µs** "
-        f"(20th to 80th percentile {spread}), {parent} {before:,.0f} µs. It is **{ratio}**."
+    time, spread = row["microseconds"]["median"], [round(row["microseconds"][p]) for p in ("p20", "p80")]
+    text = (
+        f"Measured ({stored_label(row)}, B=4, H=12, M=N=2048, D=64): {version} takes **{time:,.0f} µs** (20th to 80th "
+        f"percentile {spread[0]:,} to {spread[1]:,})."
     )
+    if old:
+        before = old["microseconds"]["median"]
+        ratio = f"{before / time:.2f} times as fast" if time < before else f"{time / before:.2f} times as slow"
+        text += f" {parent} takes {before:,.0f} µs: this version is **{ratio}**."
+    if chip in row["gpu"]:
+        longest = max(bound, key=bound.__getitem__)
+        text += (
+            f" The longest of the bounds, {longest}, is {bound[longest]:,.0f} µs; the time is "
+            f"{time / bound[longest]:.1f} times that. What lies between is latency that too few warps hide, and instructions that no bound counts."
+        )
+    say(text)
 
 
 @dataclass(frozen=True)

@@ -391,7 +391,7 @@ def bars(groups: Mapping[str, Mapping[str, float]], *, unit: str, log: bool = Fa
             [handles[name] for name in names],
             names,
             loc="outside upper left",
-            ncols=min(len(names), 4),
+            ncols=4 if len(names) == 4 else 3,
             frameon=False,
             fontsize=8,
         )
@@ -413,12 +413,14 @@ def roofline(
     for axes, (memory, (bandwidth, points)) in zip(every, panels.items(), strict=True):
         ridge = flops / bandwidth
         intensities = [intensity for intensity, _ in points.values()]
-        left, right = min(*intensities, ridge) / 4, max(*intensities, ridge) * 12
+        left, right = min(*intensities, ridge) / 16, max(*intensities, ridge) * 12
         x = np.geomspace(left, right, 200)
         axes.loglog(x, np.minimum(flops, bandwidth * x), color=INK, linewidth=1.6)
         axes.text(right, flops * 1.2, f"{_engineering(flops)}FLOP/s", ha="right", fontsize=7.5)
-        axes.text(left * 1.1, bandwidth * left * 2.6, f"{_engineering(bandwidth)}B/s", fontsize=7.5)
-        labels: dict[tuple[float, float], list[str]] = {}
+        middle = (left * ridge) ** 0.5
+        slope = {"textcoords": "offset points", "xytext": (-5, 3), "ha": "right", "fontsize": 7.5}
+        axes.annotate(f"{_engineering(bandwidth)}B/s", (middle, bandwidth * middle), **slope)
+        labels: dict[tuple[float, float], list[tuple[str, tuple[float, float]]]] = {}  # what lies together, by place
         for name, (intensity, achieved) in points.items():
             ceiling = min(flops, bandwidth * intensity)
             height = achieved or ceiling
@@ -433,9 +435,11 @@ def roofline(
                 linestyle="none",
                 zorder=3,
             )
-            labels.setdefault((intensity, height), []).append(name)
-        for place, who in labels.items():
-            axes.annotate(", ".join(who), place, textcoords="offset points", xytext=(6, -11), fontsize=7.5)
+            together = (round(np.log10(intensity), 1), round(np.log10(height), 1))
+            labels.setdefault(together, []).append((name, (intensity, height)))
+        for who in labels.values():
+            text = ", ".join(name for name, _ in who)
+            axes.annotate(text, who[-1][1], textcoords="offset points", xytext=(6, -11), fontsize=7.5)
         axes.set(title=f"{roof}: {memory}", xlabel="FLOP per byte moved", xlim=(left, right))
         axes.grid(True, which="major", color="#E4E4E4", linewidth=0.6)
     every[0].set(ylabel="FLOP/s", ylim=(None, flops * 3))
