@@ -10,7 +10,7 @@ same in print and in a dark theme.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib
 import numpy as np
@@ -24,7 +24,7 @@ BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 SKY, PURPLE, YELLOW, GREY, INK = "#56B4E9", "#CC79A7", "#F0E442", "#B8B8B8", "#222222"
 OWNERS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW, GREY)
 
-BANKS, BANK_BYTES, SECTOR_BYTES, LINE_BYTES, LANES = 32, 4, 32, 128, 32
+BANKS, BANK_BYTES, SECTOR_BYTES = 32, 4, 32
 
 STYLE = {
     "font.family": "DejaVu Sans",
@@ -253,7 +253,7 @@ def sector_map(
 
     ``patterns`` maps a title to the byte offset of each lane; each lane reads ``width`` bytes. Blue bytes were asked
     for, grey hatched ones come along because memory is fetched in whole sectors. ``sectors``, what the emulator
-    counted, goes into the titles. Only touched sectors are drawn, four to a row at most as in a 128-byte line.
+    counted, goes into the titles. Only touched sectors are drawn, sixteen to a row.
     """
     drawn = {}
     for title, offsets in patterns.items():
@@ -443,30 +443,4 @@ def roofline(
         axes.set(title=f"{roof}: {memory}", xlabel="FLOP per byte moved", xlim=(left, right))
         axes.grid(True, which="major", color="#E4E4E4", linewidth=0.6)
     every[0].set(ylabel="FLOP/s", ylim=(None, flops * 3))
-    return figure
-
-
-@_styled
-def heatmap(
-    values: np.ndarray,
-    *,
-    title: str,
-    xlabel: str,
-    ylabel: str,
-    label: Callable[[float], str] = "{:.2g}".format,
-    unit: str = "",
-) -> Figure:
-    """A small matrix of numbers, each written in its cell, shaded from white to blue; ``nan`` cells are left blank."""
-    rows, columns = values.shape
-    figure, (axes,) = _figure(min(7.4, 0.5 * columns + 1.6), 0.3 * rows + 1.1)
-    finite = values[np.isfinite(values)]
-    low, high = finite.min(), finite.max()
-    for (i, j), value in np.ndenumerate(values):
-        if np.isfinite(value):
-            _cell(axes, j, i, _tint(BLUE, 0.08 + 0.85 * (value - low) / (high - low or 1)), label(value), size=7)
-    _grid(axes, columns, rows, square=False)
-    axes.set(title=title + (f" ({unit})" if unit else ""), xlabel=xlabel, ylabel=ylabel)
-    axes.set_xticks(np.arange(0.5, columns), range(columns), fontsize=7)
-    axes.set_yticks(np.arange(0.5, rows), range(rows), fontsize=7)
-    axes.tick_params(length=0, pad=1)
     return figure
