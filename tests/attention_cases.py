@@ -129,9 +129,9 @@ def make_inputs(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         q, k = (torch.round(4 * x).clamp(-12, 12) / 4 for x in (q, k))
 
     if case.values == "huge":
-        # Scores up to 1e30, exact as well, in rows that are negative throughout and rows that are positive: the maximum
-        # must not start from 0 or from a "very negative" number. fp16 has no such range.
-        magnitude = 2.0**2 if case.dtype == "float16" else 2.0**45
+        # Scores near the end of fp32's range, exact as well, in rows that are negative throughout and rows that are
+        # positive: the maximum must not start from 0 or from a "very negative" number. fp16 has no such range.
+        magnitude = 2.0**2 if case.dtype == "float16" else 2.0**52 if case.scale == LARGE_SCALE else 2.0**58
         q, k = integers(heads, queries), integers(kv_heads, keys)
         q[..., 0] = torch.where(torch.arange(queries) % 2 == 0, -8.0, 8.0)
         k[..., 0] = 7 + k[..., 0].sign()

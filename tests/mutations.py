@@ -17,6 +17,7 @@ KV_HEAD = "head / (params.heads / params.kv_heads)"
 # What v01 to v04 have in common word for word.
 FUSED = {
     "the K/V head is the query head": {KV_HEAD: "head % params.kv_heads"},
+    "K and V are the first batch's": {KV_HEAD: "head % params.heads / (params.heads / params.kv_heads)"},
     "the mask is aligned to the top left": {"+ N - M + 1, N) : N;": "+ 1, N) : N;"},
     "a query sees one key too few": {"+ N - M + 1, N) : N;": "+ N - M, N) : N;"},
     "a query sees one key too many": {"+ N - M + 1, N) : N;": "+ N - M + 2, N) : N;"},
@@ -31,7 +32,23 @@ FUSED = {
 # v01 to v03.
 SCALAR = {
     "the scale is dropped": {" * params.scale : -INFINITY": " : -INFINITY"},
+    "hidden scores are a very negative number": {" * params.scale : -INFINITY": " * params.scale : -1e9f"},
     "V comes from the tile before": {"V, kv_begin, N": "V, max(kv_begin - BLOCK_KV, 0), N"},
+}
+
+# v01 and v02: scores and P in shared memory.
+SHARED = {
+    "the scale comes after the mask": {
+        "= kv_begin + key < visible ?": "= (kv_begin + key < visible ?",
+        "dot * params.scale : -INFINITY": "dot : -INFINITY) * params.scale",
+    },
+    "no barrier after the tiles are loaded": no_barrier("the tiles are whole"),
+    "no barrier before the softmax": no_barrier("S is whole"),
+    "no barrier after the softmax": no_barrier("P and rescale are whole"),
+    "no barrier before the next tiles": no_barrier("everyone is done with the tiles"),
+    "O is not rescaled": {" * rescale_smem[row]": ""},
+    "the maximum forgets earlier tiles": {"float m_new = m_old;": "float m_new = -INFINITY;"},
+    "an empty row is divided by 0": {"sum == 0 ? 0 : ": ""},
 }
 
 # v02 on: one block for each Q tile.
@@ -47,13 +64,15 @@ WARP_LOCAL = {
     "no barrier after V is loaded": no_barrier("V is whole"),
     "no barrier before K overwrites V": no_barrier("every warp is done with V"),
     "no warp barrier between P and its readers": no_barrier("P is whole", "__syncwarp()"),
+    "the maximum starts from a number": {"m_rmem[r] = -INFINITY": "m_rmem[r] = -1e30f"},
+    "a row of NaN is taken for an empty one": {"l_rmem[r] == 0 ?": "m_rmem[r] == -INFINITY ?"},
     "lse lacks the maximum": {"m_rmem[r] + logf(": "logf("},
 }
 
 MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
     "v00_naive": {
         "the scale is dropped": {"dot * params.scale": "dot"},
-        "the scale is applied twice": {"dot * params.scale": "dot * params.scale * params.scale"},
+        "hidden scores are a very negative number": {"dot * params.scale : -INFINITY": "dot * params.scale : -1e9f"},
         "the mask is aligned to the top left": {"query + params.keys - params.queries + 1": "query + 1"},
         "a query sees one key too few": {"params.keys - params.queries + 1": "params.keys - params.queries"},
         "a query sees one key too many": {"key < visible_keys(params, query)": "key <= visible_keys(params, query)"},
@@ -64,6 +83,7 @@ MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
             f"{KV_HEAD};\n    const float* P": "head % params.kv_heads;\n    const float* P"
         },
         "the maximum is not subtracted": {"expf(S[key] - m)": "expf(S[key])"},
+        "the maximum starts from a number": {"float m = -INFINITY": "float m = -1e30f"},
         "a row of -inf has no guard": {"if (m == -INFINITY) m = 0;": ""},
         "the maximum is one lane's": {"m = warp_max(m);": ""},
         "the sum is one lane's": {"l = warp_sum(l);": ""},
@@ -75,34 +95,26 @@ MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
     },
     "v01_fa1": FUSED
     | SCALAR
+    | SHARED
     | {
         "no barrier after O, m and l are set": no_barrier("O, m and l are set"),
-        "no barrier after the tiles are loaded": no_barrier("the tiles are whole"),
-        "no barrier before the softmax": no_barrier("S is whole"),
-        "no barrier after the softmax": no_barrier("P and rescale are whole"),
-        "no barrier before the next tiles": no_barrier("everyone is done with the tiles"),
-        "O is not rescaled": {" * rescale_smem[row]": ""},
+        "the maximum starts from a number": {"m[query] = -INFINITY": "m[query] = -1e30f"},
+        "a row of NaN is taken for an empty one": {"sum == 0 ? 0 :": "m[i / D] == -INFINITY ? 0 :"},
         "l is not rescaled": {"l[query] * rescale + sum": "l[query] + sum"},
-        "the maximum forgets earlier tiles": {"float m_new = m_old;": "float m_new = -INFINITY;"},
         "a causal K/V tile skips its first queries": {"max(kv_begin + M - N, 0)": "max(kv_begin + M - N + BLOCK_Q, 0)"},
         "the final division is left out": {"O[i] / sum": "O[i]"},
-        "an empty row is divided by 0": {"sum == 0 ? 0 : ": ""},
         "lse lacks the maximum": {"m[query] + logf(": "logf("},
     },
     "v02_fa2": FUSED
     | SCALAR
+    | SHARED
     | TILED
     | {
         "no barrier after the state is set": no_barrier("Q and the state are set"),
-        "no barrier after the tiles are loaded": no_barrier("the tiles are whole"),
-        "no barrier before the softmax": no_barrier("S is whole"),
-        "no barrier after the softmax": no_barrier("P and rescale are whole"),
-        "no barrier before the next tiles": no_barrier("everyone is done with the tiles"),
-        "O is not rescaled": {" * rescale_smem[row]": ""},
+        "the maximum starts from a number": {"m_smem[threadIdx.x] = -INFINITY": "m_smem[threadIdx.x] = -1e30f"},
+        "a row of NaN is taken for an empty one": {"sum == 0 ? 0 :": "m_smem[row] == -INFINITY ? 0 :"},
         "l is not rescaled": {"l_smem[threadIdx.x] * rescale + sum": "l_smem[threadIdx.x] + sum"},
-        "the maximum forgets earlier tiles": {"float m_new = m_old;": "float m_new = -INFINITY;"},
         "the final division is left out": {"O_smem[row][column] / sum": "O_smem[row][column]"},
-        "an empty row is divided by 0": {"sum == 0 ? 0 : ": ""},
         "lse lacks the maximum": {"m_smem[threadIdx.x] + logf(": "logf("},
     },
     "v03_warp_local": FUSED
@@ -110,6 +122,10 @@ MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
     | TILED
     | WARP_LOCAL
     | {
+        "the scale comes after the mask": {
+            "= kv_begin + lane_id < visible ? S_rmem": "= (kv_begin + lane_id < visible ? S_rmem",
+            " * params.scale : -INFINITY;": " : -INFINITY) * params.scale;",
+        },
         "O is not rescaled": {"O_rmem[r][c] *= rescale;": ""},
         "l is not rescaled": {"l_rmem[r] * rescale + row_sum(p)": "l_rmem[r] + row_sum(p)"},
         "the sum is one lane's": {"row_sum(p)": "p"},
@@ -124,6 +140,7 @@ MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
     | {
         "the scale is dropped": {"S_rmem[r][j] *= params.scale": "S_rmem[r][j] *= 1"},
         "V comes from the first tile": {"V + int64_t(kv_begin) * D": "V"},
+        "hidden scores are a very negative number": {"S_rmem[r][j] = -INFINITY": "S_rmem[r][j] = -1e9f"},
         "a tile on the diagonal is not masked": {"q_begin + 1 + N - M": "q_begin + BLOCK_Q + N - M"},
         "O is not rescaled": {"scaled(rescale, O_rmem[r][c])": "O_rmem[r][c]"},
         "l is not rescaled": {"l_rmem[r] * rescale + row_sum(sum)": "l_rmem[r] + row_sum(sum)"},
