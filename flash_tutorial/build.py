@@ -40,10 +40,12 @@ DEFAULT_ARCHS = ("8.0", "8.6", "8.9", "9.0+PTX")
 _INCLUDES = ("-I", str(KERNELS / "include"), "-I", str(KERNELS))
 _CXX = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-fdiagnostics-color=never")
 # A float product and sum become one fused operation, as nvcc does it. Thread-local variables, the emulator's shared
-# memory, are reached without initialisation functions; each library keeps its own inline variables. In DWARF 5's line
-# tables addr2line (binutils 2.40) takes the first file of a unit for another.
+# memory, are reached without initialisation functions; each library keeps its own inline variables. Like nvcc's, the
+# memory of a kernel has no types: it may read a register array of words as halves. In DWARF 5's line tables addr2line
+# (binutils 2.40) takes the first file of a unit for another.
 _EMULATED = (
-    *_CXX, "-O2", "-gdwarf-4", "-ffp-contract=fast", "-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=5",
+    *_CXX, "-O2", "-gdwarf-4", "-ffp-contract=fast", "-fno-strict-aliasing", "-fno-gnu-unique", "-fno-extern-tls-init",
+    "-fmax-errors=5",
 )  # fmt: skip
 # GCC's race detector as a source of hooks: the emulator supplies them, the detector's own library is not linked.
 _INSTRUMENTED = ("-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0")

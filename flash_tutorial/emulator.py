@@ -331,7 +331,7 @@ KINDS = {
         "asynchronous copy used too early",
         "the bytes of a cp.async are there only after cp.async.wait_group in the thread that issued it (and, for other "
         "threads, a barrier after that)",
-        "wait for the group before the barrier: `cp_async_wait<N>()` leaves the N youngest groups in flight",
+        "wait for the group before the barrier: `cp_async_wait_group<N>()` leaves the N youngest groups in flight",
     ),
     "divergent_barrier": Kind(
         "divergent barrier",

@@ -9,8 +9,11 @@
 // Run         flash-tutorial run v04
 
 #include "flash/launch.cuh"
+#include "flash/vector.cuh"
 
 namespace {
+
+using flash::add_scaled, flash::load4, flash::scaled, flash::store4;
 
 constexpr int WARP = 32;
 constexpr int WARPS = 4;
@@ -32,13 +35,6 @@ struct Shared {
     float P[BLOCK_Q][BLOCK_KV + 8];  // exp(s - m'); + 8: the 4 rows x 8 keys that a warp stores at once fill 32 banks
 };
 static_assert(sizeof(Shared<128>) <= 101376, "a block fits on consumer Ampere and Ada GPUs");
-
-__device__ float4 load4(const float* p) { return *reinterpret_cast<const float4*>(p); }
-__device__ void store4(float* p, float4 x) { *reinterpret_cast<float4*>(p) = x; }
-__device__ float4 scaled(float a, float4 x) { return float4{a * x.x, a * x.y, a * x.z, a * x.w}; }
-__device__ float4 add_scaled(float4 sum, float a, float4 x) {
-    return float4{sum.x + a * x.x, sum.y + a * x.y, sum.z + a * x.z, sum.w + a * x.w};
-}
 
 // Copies the first ROWS rows of a (rows, D) matrix. Rows past its end become zeros: they meet P = 0 in P V, and 0 times
 // what shared memory held before could be NaN.
