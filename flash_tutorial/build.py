@@ -41,11 +41,12 @@ _INCLUDES = ("-I", str(KERNELS / "include"), "-I", str(KERNELS))
 _CXX = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-fdiagnostics-color=never")
 # A float product and sum become one fused operation, as nvcc does it. Thread-local variables, the emulator's shared
 # memory, are reached without initialisation functions; each library keeps its own inline variables. Like nvcc's, the
-# memory of a kernel has no types: it may read a register array of words as halves. In DWARF 5's line tables addr2line
+# memory of a kernel has no types: it may read a register array of words as halves. A large local array touches all its
+# pages, and so cannot reach over the guard page into the stack of another thread. In DWARF 5's line tables addr2line
 # (binutils 2.40) takes the first file of a unit for another.
 _EMULATED = (
     *_CXX, "-O2", "-gdwarf-4", "-ffp-contract=fast", "-fno-strict-aliasing", "-fno-gnu-unique", "-fno-extern-tls-init",
-    "-fmax-errors=5",
+    "-fstack-clash-protection", "-fmax-errors=5",
 )  # fmt: skip
 # GCC's race detector as a source of hooks: the emulator supplies them, the detector's own library is not linked.
 _INSTRUMENTED = ("-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0")
@@ -410,13 +411,18 @@ def _product(name: str, directory: Path | None, force: bool, build) -> Path:
             return place / name
     directory = directory or cache_dir()
     target = directory / name
-    directory.mkdir(parents=True, exist_ok=True)
-    with _exclusively(name):
-        if force or not target.exists():
-            with tempfile.TemporaryDirectory(prefix=".build-", dir=directory) as temporary:
-                unfinished = Path(temporary) / name
-                build(unfinished, Path(temporary))
-                unfinished.replace(target)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _exclusively(name):
+            if force or not target.exists():
+                with tempfile.TemporaryDirectory(prefix=".build-", dir=directory) as temporary:
+                    unfinished = Path(temporary) / name
+                    build(unfinished, Path(temporary))
+                    unfinished.replace(target)
+    except OSError as error:
+        raise BuildError(
+            f"{error}: {name} cannot be built in {directory}; $FLASH_TUTORIAL_CACHE may name another directory"
+        ) from error
     return target
 
 

@@ -536,7 +536,8 @@ def _line_table(report: emulator.Report) -> str:
     room = WIDTH - taken - len("line  ")
     rows = []
     for line in report.lines:
-        source = line.text if len(line.text) <= room else line.text[: room - 1] + "…"
+        text = line.text or Path(line.file).name  # without addr2line an address in the library is all there is
+        source = text if len(text) <= room else text[: room - 1] + "…"
         values = [value(line.counters) for _, value in columns]
         rows.append([str(line.line), source, *(short(value) if value else "" for value in values)])
     if not rows:

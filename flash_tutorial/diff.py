@@ -56,8 +56,8 @@ def diff(version: str, other: str | None = None, like: str | None = None) -> Dif
         raise ValueError(f"{new.name} is where the ladder starts: it has no parent. Name what to hold it against")
     old = registry.resolve(other or new.parent, like)
     lines = difflib.unified_diff(
-        old.source.read_text(encoding="utf-8").splitlines(),
-        new.source.read_text(encoding="utf-8").splitlines(),
+        old.source.read_text(encoding="utf-8", errors="replace").splitlines(),
+        new.source.read_text(encoding="utf-8", errors="replace").splitlines(),
         _label(old),
         _label(new),
         lineterm="",

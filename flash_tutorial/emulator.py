@@ -280,7 +280,8 @@ class _Symbols:
 
     def function(self, address: int) -> str:
         self.prefetch([address])
-        return self.frames[address][-1].function
+        outermost = self.frames[address][-1]
+        return outermost.function or Path(str(outermost)).name
 
 
 @functools.cache
@@ -841,7 +842,7 @@ def compile(source: str | os.PathLike, instrumented: bool = True) -> Module:
         path = Path(source).resolve()
         if not path.is_file():
             raise FileNotFoundError(f"{path} is no file, nor is it source text with a __global__ function")
-    kernels = _kernels(path.read_text())
+    kernels = _kernels(path.read_text(encoding="utf-8", errors="replace"))
     if not kernels:
         raise ValueError(f"{path} has no __global__ function that is not a template")
     runtime()  # its symbols are there when the module is loaded

@@ -63,7 +63,10 @@ def attention(
     if scale is not None:
         if isinstance(scale, bool) or not isinstance(scale, numbers.Real | torch.SymFloat):
             raise TypeError(f"scale must be a float or None, not {scale!r}")
-        scale = float(scale)
+        try:
+            scale = float(scale)
+        except OverflowError:  # a whole number beyond every float: as infinite it is refused
+            scale = math.inf
     operator = getattr(torch.ops.flash_tutorial, _operator_name(version, like)).default
     out, lse = operator(q, k, v, causal, scale)
     return (out, lse) if return_lse else out

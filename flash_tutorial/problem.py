@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,8 +39,8 @@ class Problem:
             object.__setattr__(self, "kv_heads", self.heads)
         for name, least in {"batch": 0, "heads": 1, "kv_heads": 1, "queries": 0, "keys": 0, "head_dim": 1}.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} is {value!r}: it has to be a whole number, {least} or more")
+            if not isinstance(value, int) or not least <= value < 2**31:
+                raise ValueError(f"{name} is {value!r}: it has to be a whole number, {least} or more, below 2^31")
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"heads is {self.heads} and kv_heads is {self.kv_heads}: heads has to be a multiple of kv_heads, "
@@ -49,8 +48,10 @@ class Problem:
             )
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}: accepted are {', '.join(DTYPES)}")
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise ValueError(f"scale is {self.scale}: any finite number is accepted")
+        if self.scale is not None and not abs(self.scale) <= torch.finfo(torch.float32).max:
+            raise ValueError(f"scale is {self.scale}: any number that is finite in float32 is accepted")
+        if not -(2**63) <= self.seed < 2**64:
+            raise ValueError(f"seed is {self.seed}: a whole number of 64 bits is accepted")
         if self.device not in ("cpu", "cuda"):
             raise ValueError(f"device is {self.device!r}: accepted are cpu (the emulator) and cuda")
         if self.device == "cuda" and not torch.cuda.is_available():

@@ -124,7 +124,13 @@ def _load(library: Path, backend: str) -> Callable:
             from flash_tutorial import emulator
 
             emulator.runtime()  # the library finds the emulator's functions in the process
-        torch.ops.load_library(str(library))
+        try:
+            torch.ops.load_library(str(library))
+        except OSError as error:
+            raise build.BuildError(
+                f"{error.__cause__ or error}: a kernel file has to define all that it calls, and to end in "
+                "FLASH_REGISTER(launch)"
+            ) from error
         _schemas().define(name + SCHEMA)
         _operators[name] = getattr(getattr(torch.ops, NAMESPACE), name).default
     return _operators[name]

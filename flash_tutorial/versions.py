@@ -91,7 +91,7 @@ def find(name: str | int) -> Version:
 
     Raises ValueError with the near matches if nothing, or more than one thing, is meant.
     """
-    wanted = _plain(str(name))
+    wanted = "" if str(name).startswith("-") else _plain(str(name))  # -1 is nobody's number
     spellings: dict[str, set[Version]] = {}
     for version in VERSIONS:
         number, _, word = version.name.partition("_")

@@ -96,6 +96,12 @@ def test_nothing_is_left_of_a_build_that_fails(own, cache):
     assert not [path for path in cache.iterdir() if path.name.startswith((".build", "my_v00"))]
 
 
+def test_a_cache_that_cannot_be_written_is_named(own, monkeypatch):
+    monkeypatch.setenv("FLASH_TUTORIAL_CACHE", str(own.source / "cache"))  # in a file, where no directory can be made
+    with pytest.raises(ft.BuildError, match=r"my_v00\S*\.so cannot be built in .*FLASH_TUTORIAL_CACHE"):
+        build.library(own, "emulated")
+
+
 def test_two_at_once_build_once(own, cache, monkeypatch):
     compiled = []
     compile_one = build._compile

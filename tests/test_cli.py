@@ -221,7 +221,10 @@ def test_run_a_kernel_that_does_not_compile_shows_the_readers_line(copy):
         (["v03", "--queries", "-3"], "queries is -3"),
         (["v03", "--queries", "many"], "'many' is not a valid integer"),
         (["v03", "--heads", "6", "--kv-heads", "4"], "heads is 6 and kv_heads is 4"),
-        (["v03", "--scale", "nan"], "scale is nan: any finite number is accepted"),
+        (["v03", "--scale", "nan"], "scale is nan: any number that is finite in float32 is accepted"),
+        (["v03", "--scale", "1e39"], "scale is 1e+39: any number that is finite in float32 is accepted"),
+        (["v03", "--queries", "9" * 20], "queries is 99999999999999999999: it has to be a whole number, 0 or more, be"),
+        (["v03", "--seed", "9" * 20], "seed is 99999999999999999999: a whole number of 64 bits is accepted"),
         (["v03", "--device", "tpu"], "'tpu' is not one of 'cpu', 'cuda'"),
         (["v03", "--like", "nothing"], "unknown version 'nothing'"),
         (["v03", "--input", "nowhere.safetensors"], "nowhere.safetensors is not there"),
@@ -350,6 +353,8 @@ def test_diff_of_a_readers_file(copy):
     path = copy("my_v02.cu", "dot * params.scale", "dot * params.scale * 2")
     assert call("diff", path, "v02").stdout.splitlines()[-1].endswith("my_v02.cu: +1 −1 lines")
     assert call("diff", path).stdout.startswith("--- v01_fa1.cu\n")
+    path.write_bytes("// naïve\n".encode("latin-1") + path.read_bytes())
+    assert call("diff", path, "v02").stdout.splitlines()[-1].endswith("my_v02.cu: +2 −1 lines")
 
 
 def test_diff_is_coloured_on_a_terminal_only(monkeypatch):

@@ -1,9 +1,11 @@
 """Comparisons: problems, contenders, verdicts, times, and every way of writing them down."""
 
 import csv
+import functools
 import io
 import json
 import math
+import re
 import time
 from html.parser import HTMLParser
 
@@ -13,6 +15,7 @@ from safetensors.torch import save_file
 
 import flash_tutorial as ft
 from flash_tutorial import compare as comparing
+from flash_tutorial import emulator
 from flash_tutorial.benchmark import Timing
 from flash_tutorial.compare import Comparison, Problem, Row, compare, render
 from flash_tutorial.diff import diff
@@ -62,6 +65,17 @@ def test_lower_precision_rounds_the_same_numbers():
     assert all(torch.equal(a.bfloat16(), b) for a, b in zip(exact, rounded, strict=True))
 
 
+def test_without_addr2line_addresses_stand_for_lines(monkeypatch):
+    compare("v00", SMALL)  # builds what there is to build
+    monkeypatch.setattr(emulator, "_symbols", functools.cache(emulator._Symbols))
+    monkeypatch.setenv("PATH", "")
+    comparison = compare("v00", SMALL)
+    assert all("v00_naive" in launch.kernel for launch in comparison[0].report.launches)
+    assert re.search(
+        r"^ +0  v00_naive-\w+-instrumented\.so\+0x\w+", comparing.describe(comparison, lines=True), re.MULTILINE
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -70,7 +84,7 @@ def test_lower_precision_rounds_the_same_numbers():
         ({"heads": 0}, "heads is 0: it has to be a whole number, 1 or more"),
         ({"head_dim": 1.5}, "head_dim is 1.5"),
         ({"dtype": "float8"}, "dtype is 'float8': accepted are float32, float16, bfloat16"),
-        ({"scale": math.inf}, "scale is inf: any finite number"),
+        ({"scale": math.inf}, "scale is inf: any number that is finite in float32"),
         ({"device": "tpu"}, "device is 'tpu': accepted are cpu"),
     ],
 )

@@ -68,6 +68,7 @@ REFUSALS = {
     "scale NaN": (lambda q, k, v: {"scale": float("nan")}, ValueError, "^scale .*nan.*finite"),
     "scale inf": (lambda q, k, v: {"scale": float("inf")}, ValueError, "^scale .*inf.*finite"),
     "scale beyond float32": (lambda q, k, v: {"scale": 1e39}, ValueError, r"^scale .*1e\+39.*finite"),
+    "scale beyond every float": (lambda q, k, v: {"scale": 10**400}, ValueError, "^scale .*inf.*finite"),
     "scale a string": (lambda q, k, v: {"scale": "0.5"}, TypeError, "^scale .*float.*0.5"),
     "causal a string": (lambda q, k, v: {"causal": "yes"}, TypeError, "^causal .*bool.*yes"),
 }
@@ -83,7 +84,9 @@ def test_refusal(refusal):
 
 
 # The dispatcher refuses what is no tensor, number or bool in its own words; on meta tensors an operator is its fake.
-@pytest.mark.parametrize("refusal", [name for name in REFUSALS if not re.search("no tensor|string|strange", name)])
+@pytest.mark.parametrize(
+    "refusal", [name for name in REFUSALS if not re.search("no tensor|string|strange|every float", name)]
+)
 def test_operator_refuses_alike(refusal):
     change, exception, message = REFUSALS[refusal]
     q, k, v = tensors("v03_warp_local")

@@ -389,6 +389,18 @@ def test_a_null_pointer_is_reported_by_its_line(broken, broken_plain):
         assert "out[blockIdx.x * blockDim.x + threadIdx.x] = 1.f;" in finding.locations[0].text
 
 
+@pytest.mark.parametrize("instrumented", [True, False])
+def test_a_large_array_does_not_reach_into_another_threads_stack(instrumented):
+    source = """
+__global__ void large_array(float* out) {
+    volatile float array[1 << 18];
+    array[0] = 1;
+    out[threadIdx.x] = array[0];
+}"""
+    with pytest.raises(KernelFinding, match="stack overflow: a thread has .* KiB"):
+        emulator.compile(source, instrumented).launch("large_array", 1, 32, np.zeros(32, np.float32))
+
+
 def test_an_instrument_may_collect_instead_of_raising(broken):
     with emulator.instrument(raise_on_finding=False) as report:
         named("missing_syncthreads").launch(broken, "broken")

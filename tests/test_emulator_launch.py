@@ -185,6 +185,12 @@ def test_a_file_and_its_text_are_compiled_once_for_each_content(tmp_path):
     assert out[0] == 1  # the earlier one still works
 
 
+def test_a_file_need_not_be_utf8(tmp_path):
+    path = tmp_path / "latin.cu"
+    path.write_bytes("// naïve\n__global__ void f(int* out) { out[0] = 1; }\n".encode("latin-1"))
+    assert emulator.compile(path, instrumented=False).kernels == ("f",)
+
+
 def test_a_compiler_error_shows_the_readers_own_line(tmp_path):
     path = tmp_path / "wrong.cu"
     path.write_text("__global__ void f(int* out) {\n    out[0] = undeclared_name;\n}\n")

@@ -65,7 +65,7 @@ def test_an_unknown_name_is_refused_with_the_near_matches(name, near):
     assert f"did you mean {' or '.join(near)}?" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["v99", 99, "", "zebra"])
+@pytest.mark.parametrize("name", ["v99", 99, -1, "-1", "", "zebra"])
 def test_a_name_like_no_other_is_refused_with_all_there_are(name):
     with pytest.raises(ValueError, match=f"'{name}'.*v00_naive, v01_fa1.*v04_vectorized"):
         ft.version(name)
@@ -269,6 +269,26 @@ def test_a_compiler_error_shows_the_readers_lines(own):
         ft.attention(*inputs(), version=path)
     message = str(caught.value)
     assert f"{path}:{line}:" in message and broken in message and "undeclared_name" in message
+
+
+@pytest.mark.parametrize(
+    "without, symbol",
+    [
+        (lambda text: text.replace("FLASH_REGISTER(launch)", ""), "flash_op_name"),
+        (
+            lambda text: text.replace(
+                "    flash::dispatch", "    extern void nowhere();\n    nowhere();\n    flash::dispatch"
+            ),
+            "nowhere",
+        ),
+    ],
+    ids=["no registration", "no definition"],
+)
+def test_a_file_that_lacks_something_does_not_load_and_says_what(own, without, symbol):
+    path = own("my_v02.cu")
+    path.write_text(without(path.read_text()))
+    with pytest.raises(ft.BuildError, match=rf"my_v02.*undefined symbol: .*{symbol}.*end in FLASH_REGISTER\(launch\)"):
+        ft.attention(*inputs(), version=path)
 
 
 def test_a_name_with_odd_characters_works(own):
