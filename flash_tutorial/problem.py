@@ -39,8 +39,8 @@ class Problem:
             object.__setattr__(self, "kv_heads", self.heads)
         for name, least in {"batch": 0, "heads": 1, "kv_heads": 1, "queries": 0, "keys": 0, "head_dim": 1}.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or not least <= value < 2**31:
-                raise ValueError(f"{name} is {value!r}: it has to be a whole number, {least} or more, below 2^31")
+            if not isinstance(value, int) or not least <= value < 2**63:
+                raise ValueError(f"{name} is {value!r}: it has to be a whole number, {least} or more, below 2^63")
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"heads is {self.heads} and kv_heads is {self.kv_heads}: heads has to be a multiple of kv_heads, "
