@@ -49,6 +49,7 @@ SHARED = {
     "O is not rescaled": {" * rescale_smem[row]": ""},
     "the maximum forgets earlier tiles": {"float m_new = m_old;": "float m_new = -INFINITY;"},
     "an empty row is divided by 0": {"sum == 0 ? 0 : ": ""},
+    "the last row is not written": {"if (q_begin + row >= M) break;": "if (q_begin + row >= M - 1) break;"},
 }
 
 # v02 on: one block for each Q tile.
@@ -133,6 +134,7 @@ MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
         "the maximum forgets earlier tiles": {"fmaxf(m_rmem[r], row_max(s))": "row_max(s)"},
         "the final division is left out": {"O_rmem[r][c] / l_rmem[r]": "O_rmem[r][c]"},
         "an empty row is divided by 0": {"l_rmem[r] == 0 ? 0 : ": ""},
+        "the last row is not written": {"if (query >= M) break;": "if (query >= M - 1) break;"},
     },
     "v04_vectorized": FUSED
     | TILED
@@ -149,5 +151,6 @@ MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
         "the maximum forgets earlier tiles": {"float m_new = m_rmem[r];": "float m_new = -INFINITY;"},
         "the final division is left out": {"scaled(1 / l_rmem[r], O_rmem[r][c])": "O_rmem[r][c]"},
         "an empty row is divided by 0": {"l_rmem[r] == 0 ? float4{0, 0, 0, 0} : ": ""},
+        "the last row is not written": {"if (q_begin + row >= M) break;": "if (q_begin + row >= M - 1) break;"},
     },
 }

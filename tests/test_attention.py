@@ -20,7 +20,7 @@ def test_case(name, case, device):
 
 @pytest.mark.full
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("head_dim", cases.AXES["head_dim"])
+@pytest.mark.parametrize("head_dim", cases.AXES["head_dim"], ids="D{}".format)
 @pytest.mark.parametrize("heads", cases.AXES["heads"], ids="B{0[0]}-H{0[1]}/{0[2]}".format)
 @pytest.mark.parametrize("lengths", cases.AXES["lengths"], ids="M{0[0]}-N{0[1]}".format)
 @pytest.mark.parametrize("name", VERSIONS)
@@ -134,3 +134,25 @@ def test_judge_refuses_a_wrong_one(spoil, complaint):
     spoil(out, lse)
     with pytest.raises(AssertionError, match=complaint):
         cases.judge(out, lse, *inputs, causal=True, scale=None, label="")
+
+
+def test_outputs_begin_as_nan(device):
+    """What a kernel does not write is not by luck what the last call left there."""
+    with cases.poisoned_allocations():
+        assert torch.empty(3, device=device).isnan().all()
+        assert torch.empty(3, dtype=torch.bfloat16, device=device).isnan().all()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("layout", cases.AXES["layout"])
+def test_placed_tensors_stand_in_poison(layout, device):
+    """The values are there; everything else in the storage, before, between and after them, is NaN."""
+    tensor = torch.arange(1.0, 2 * 3 * 4 * 5 + 1).view(2, 3, 4, 5)
+    shown = cases.place(tensor, layout, device)
+    expected = tensor[:, :1].expand_as(tensor) if layout == "expanded" else tensor
+    assert torch.equal(shown.cpu(), expected)
+    numbers = cases.stored_bytes(shown).view(torch.float32)
+    assert (~numbers.isnan()).sum() == expected.unique().numel()
+    assert numbers[: cases.GUARD].isnan().all() and numbers[-cases.GUARD :].isnan().all()
+    assert shown.is_contiguous() == (layout in ("contiguous", "misaligned"))
+    assert (shown.data_ptr() % 16 == 0) == (layout != "misaligned")
