@@ -339,6 +339,12 @@ KINDS = {
         "not all threads come to the same barrier: a GPU takes one barrier for another, or hangs",
         "move the barrier out of the branch, so that every thread reaches the same one",
     ),
+    "warp_mask": Kind(
+        "wrong warp mask",
+        "a collective whose mask leaves out a lane that calls it, or a shuffle from a lane that takes no part, has no "
+        "defined result on a GPU",
+        "name in the mask every lane that executes the instruction, and only those: 0xffffffff for a whole warp",
+    ),
     "deadlock": Kind(
         "deadlock",
         "every live thread waits for another: nothing can ever run again",

@@ -52,7 +52,9 @@ def test_shuffles(module, rng, kind, width):
             defined = part & part[source]  # what a lane outside the mask would give is undefined
             value = rng.integers(-(2**31), 2**31, 32).astype(np.int32)
             out = np.full(32, -1, np.int32)
-            module.launch("shuffle_int", 1, 32, kind, mask, width, value, operand.astype(np.int32), out)
+            arguments = (kind, mask, width, value, operand.astype(np.int32), out)
+            report = module.launch("shuffle_int", 1, 32, *arguments, raise_on_finding=False)
+            assert [finding.kind for finding in report.findings] == ["warp_mask"] * int((defined != part).any())
             np.testing.assert_array_equal(out[defined], value[source][defined])
             np.testing.assert_array_equal(out[~part], -1)
 

@@ -1,6 +1,8 @@
 """Kernels with one mistake each: the emulator names the mistake and its line, and is silent once it is mended."""
 
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -196,6 +198,24 @@ MISTAKES = [
         block=32,
         plain=True,
         result=np.ones(32, np.float32),
+    ),
+    Mistake(
+        "not_in_the_mask",
+        "warp_mask",
+        ("out[threadIdx.x] = __shfl_sync(MENDED ? 0xffffffffu : 0xfffffffeu, value, 1);",),
+        (ramp(32), np.zeros(32, np.float32)),
+        block=32,
+        plain=True,
+        result=np.ones(32, np.float32),
+    ),
+    Mistake(
+        "shuffled_from_nobody",
+        "warp_mask",
+        ("out[threadIdx.x] = __shfl_sync(0x0000ffffu, value, MENDED ? threadIdx.x ^ 1 : threadIdx.x + 1);",),
+        (ramp(32), np.zeros(32, np.float32)),
+        block=32,
+        plain=True,
+        result=np.where(ramp(32) < 16, ramp(32)[np.arange(32) ^ 1], 0),
     ),
     Mistake(
         "write_to_input",
@@ -408,12 +428,33 @@ def test_an_instrument_may_collect_instead_of_raising(broken):
     assert [finding.kind for finding in report.findings] == ["race", "misaligned"]
 
 
+def test_what_is_too_large_to_watch_for_races_is_refused():
+    """…where the process may not have the address space for records of who accessed what."""
+    program = """
+import resource, numpy as np
+from flash_tutorial import KernelFinding, emulator
+module = emulator.compile("__global__ void fill(float* out) { out[threadIdx.x] = 1.f; }")
+small, large = np.zeros(32, np.float32), np.zeros(1 << 28, np.float32)
+module.launch("fill", 1, 32, small)
+resource.setrlimit(resource.RLIMIT_AS, (1 << 33, 1 << 33))
+try:
+    module.launch("fill", 1, 32, large)
+except KernelFinding as error:
+    print([finding.kind for finding in error.findings], large.any())
+module.launch("fill", 1, 32, small)
+print(small.sum())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("['invalid_launch'] False\n32.0\n", "")
+
+
 SOUND = (
     "bf16_halves",
     "partial_syncwarps",
     "double_buffer",
     "early_exit",
     "own_bytes",
+    "own_halves",
     "many_readers",
     "pipelined_copies",
     "shared_atomics",

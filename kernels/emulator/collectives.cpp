@@ -8,23 +8,25 @@
 
 namespace emulator {
 
-template <class Visit>
-static void for_each_lane(uint32_t lanes, Visit visit) {
-    for (; lanes != 0; lanes &= lanes - 1) visit(__builtin_ctz(lanes));
-}
-
 template <class T>
 static T& operand(Warp& warp, int lane) {
     return *static_cast<T*>(warp.operands[lane]);
 }
 
-// ---- shuffles
+// ---- shuffles, votes, matches, reductions
 
-struct Shuffle {
+/// The value that a lane brings, and the one that it takes away.
+struct Exchange {
     uint64_t value;
-    int source;  // lane
-    uint64_t result;
+    int how = 0;  // a shuffle: the lane to read from; a reduction: the operation
+    uint64_t result = 0;
 };
+
+static uint64_t exchange(Op op, uint32_t mask, Perform perform, Exchange mine, const void* return_address) {
+    Worker& worker = *current_worker;
+    worker.collective({op, mask, worker.enter(return_address), perform}, &mine);
+    return mine.result;
+}
 
 /// The lane that `lane` reads from, as the PTX manual's pseudocode for shfl.sync has it.
 static int shuffle_source(EmulatorShuffle kind, int lane, int operand, int width) {
@@ -39,90 +41,121 @@ static int shuffle_source(EmulatorShuffle kind, int lane, int operand, int width
 }
 
 static void shuffle(Warp& warp, const Collective& collective) {
-    const uint32_t lanes = collective.arrived;
-    for_each_lane(lanes, [&](int lane) {
-        Shuffle& mine = operand<Shuffle>(warp, lane);
-        // What a lane that takes no part would give is undefined; here it is NaN.
-        mine.result = lanes >> mine.source & 1 ? operand<Shuffle>(warp, mine.source).value : ~uint64_t(0);
-    });
+    for (int lane : each(collective.arrived)) {
+        Exchange& mine = operand<Exchange>(warp, lane);
+        if (collective.arrived & bit(mine.how)) {
+            mine.result = operand<Exchange>(warp, mine.how).value;
+            continue;
+        }
+        mine.result = ~uint64_t(0);  // NaN
+        if (Finding* finding = current_worker->occurred(Kind::warp_mask, collective.pc)) {
+            finding->threads = {warp.number * kWarpSize + lane};
+            finding->detail = "lane " + std::to_string(lane) + " reads from lane " + std::to_string(mine.how) +
+                              ", which takes no part in the shuffle";
+        }
+    }
 }
-
-// ---- votes, matches, reductions
-
-struct Ballot {
-    bool predicate;
-    uint32_t result;
-};
 
 static void ballot(Warp& warp, const Collective& collective) {
-    const uint32_t lanes = collective.arrived;
     uint32_t votes = 0;
-    for_each_lane(lanes, [&](int lane) { votes |= uint32_t(operand<Ballot>(warp, lane).predicate) << lane; });
-    for_each_lane(lanes, [&](int lane) { operand<Ballot>(warp, lane).result = votes; });
+    for (int lane : each(collective.arrived))
+        if (operand<Exchange>(warp, lane).value != 0) votes |= bit(lane);
+    for (int lane : each(collective.arrived)) operand<Exchange>(warp, lane).result = votes;
 }
-
-struct Match {
-    uint64_t value;
-    uint32_t result;
-};
 
 static void match_any(Warp& warp, const Collective& collective) {
-    const uint32_t lanes = collective.arrived;
-    for_each_lane(lanes, [&](int lane) {
-        Match& mine = operand<Match>(warp, lane);
-        mine.result = 0;
-        for_each_lane(lanes, [&](int other) {
-            mine.result |= uint32_t(operand<Match>(warp, other).value == mine.value) << other;
-        });
-    });
+    for (int lane : each(collective.arrived)) {
+        Exchange& mine = operand<Exchange>(warp, lane);
+        for (int other : each(collective.arrived))
+            if (operand<Exchange>(warp, other).value == mine.value) mine.result |= bit(other);
+    }
 }
 
-struct Reduce {
-    uint32_t value;
-    uint32_t result;
-};
+/// The new value of `old`, from bits to bits. Integer is the unsigned type of the operands' width, Float the float.
+template <class Integer, class Float>
+static Integer combine(EmulatorOperation operation, Integer old, Integer value, Integer expected = 0) {
+    using Signed = std::make_signed_t<Integer>;
+    const bool less = value < old, signed_less = static_cast<Signed>(value) < static_cast<Signed>(old);
+    switch (operation) {
+        case EMULATOR_ADD: return old + value;
+        case EMULATOR_ADD_FLOAT: return bit_cast<Integer>(bit_cast<Float>(old) + bit_cast<Float>(value));
+        case EMULATOR_MIN_SIGNED: return signed_less ? value : old;
+        case EMULATOR_MAX_SIGNED: return signed_less ? old : value;
+        case EMULATOR_MIN_UNSIGNED: return less ? value : old;
+        case EMULATOR_MAX_UNSIGNED: return less ? old : value;
+        case EMULATOR_AND: return old & value;
+        case EMULATOR_OR: return old | value;
+        case EMULATOR_XOR: return old ^ value;
+        case EMULATOR_EXCHANGE: return value;
+        case EMULATOR_COMPARE_AND_SWAP: break;
+    }
+    return old == expected ? value : old;
+}
 
-template <class Combine>
 static void reduce(Warp& warp, const Collective& collective) {
-    const uint32_t lanes = collective.arrived;
-    uint32_t result = operand<Reduce>(warp, __builtin_ctz(lanes)).value;
-    for_each_lane(lanes & (lanes - 1),
-                  [&](int lane) { result = Combine()(result, operand<Reduce>(warp, lane).value); });
-    for_each_lane(lanes, [&](int lane) { operand<Reduce>(warp, lane).result = result; });
+    const Exchange& first = operand<Exchange>(warp, first_of(collective.arrived));
+    uint32_t result = static_cast<uint32_t>(first.value);
+    for (int lane : each(collective.arrived & (collective.arrived - 1)))
+        result = combine<uint32_t, float>(static_cast<EmulatorOperation>(first.how), result,
+                                          static_cast<uint32_t>(operand<Exchange>(warp, lane).value));
+    for (int lane : each(collective.arrived)) operand<Exchange>(warp, lane).result = result;
 }
 
-struct Add {
-    uint32_t operator()(uint32_t a, uint32_t b) const { return a + b; }
-};
-template <class T>
-struct Min {
-    uint32_t operator()(uint32_t a, uint32_t b) const { return static_cast<T>(b) < static_cast<T>(a) ? b : a; }
-};
-template <class T>
-struct Max {
-    uint32_t operator()(uint32_t a, uint32_t b) const { return static_cast<T>(a) < static_cast<T>(b) ? b : a; }
-};
-struct And {
-    uint32_t operator()(uint32_t a, uint32_t b) const { return a & b; }
-};
-struct Or {
-    uint32_t operator()(uint32_t a, uint32_t b) const { return a | b; }
-};
-struct Xor {
-    uint32_t operator()(uint32_t a, uint32_t b) const { return a ^ b; }
+// ---- atomics and fences: lanes of a warp that come to one together are one instruction, whoever they are
+
+struct Atomic {
+    EmulatorOperation operation;
+    void* address;
+    uint64_t value, expected;
+    Place place;  // only known in instrumented launches
+    uint64_t result;
 };
 
-static void active_mask(Warp& warp, const Collective& collective) {
-    for_each_lane(collective.arrived, [&](int lane) { operand<uint32_t>(warp, lane) = collective.arrived; });
+template <class Integer, class Float>
+static void update(Atomic& atomic) {
+    Integer* address = static_cast<Integer*>(atomic.address);
+    Integer old = __atomic_load_n(address, __ATOMIC_SEQ_CST), wanted;
+    do {
+        wanted = combine<Integer, Float>(atomic.operation, old, static_cast<Integer>(atomic.value),
+                                         static_cast<Integer>(atomic.expected));
+    } while (!__atomic_compare_exchange_n(address, &old, wanted, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+    atomic.result = old;
+}
+
+static void perform_atomic(Warp& warp, const Collective& collective) {
+    Trace* trace = current_worker->trace();
+    uint64_t addresses[kWarpSize];
+    Request shared{warp.number, 0, collective.bytes, collective.pc, addresses}, global = shared;
+    for (int lane : each(collective.arrived)) {
+        Atomic& atomic = operand<Atomic>(warp, lane);
+        addresses[lane] = atomic.place.where;
+        if (atomic.place.space == Space::shared) shared.lanes |= bit(lane);
+        if (atomic.place.space == Space::global) global.lanes |= bit(lane);
+        // What this block publishes must be there before another block can see the new value; what others published
+        // must be learned after the old one has been seen.
+        const bool between_blocks = trace != nullptr && atomic.place.space == Space::global;
+        if (between_blocks) trace->races.global_atomic(addresses[lane]);
+        if (collective.bytes == 4)
+            update<uint32_t, float>(atomic);
+        else
+            update<uint64_t, double>(atomic);
+        if (between_blocks) trace->races.global_atomic(addresses[lane]);
+    }
+    if (shared.lanes != 0) trace->races.shared_atomic(shared);
+    if (global.lanes != 0) trace->site(collective.pc, Op::atomic).sectors += trace->global_sectors(global);
+}
+
+static void perform_fence(Warp& warp, const Collective& collective) {
+    current_worker->trace()->races.fence(warp.number, collective.arrived);
 }
 
 // ---- matrices
 
 /// Matrices take all 32 lanes. If some have returned, the instruction is reported and left undone.
 static bool whole_warp(const Warp& warp, const Collective& collective) {
-    if (collective.arrived == ~uint32_t(0)) return true;
+    if (collective.arrived == kAllLanes) return true;
     if (Finding* finding = current_worker->occurred(Kind::divergent_barrier, collective.pc)) {
-        finding->threads = {warp.number * kWarpSize + __builtin_ctz(collective.arrived)};
+        finding->threads = {warp.number * kWarpSize + first_of(collective.arrived)};
         finding->detail = std::string(name(collective.op)) + " by a warp that lacks some of its 32 lanes";
     }
     return false;
@@ -167,68 +200,45 @@ static void mma(Warp& warp, const Collective& collective) {
 /// ldmatrix, stmatrix. The comment in flash/ptx/ldmatrix.cuh says which lane holds what.
 struct Matrices {
     char* row;
+    uint64_t offset;  // the row's, in an instrumented launch
     int count;
     bool transposed;
     EmulatorFragment fragment;
 };
 
-static void trace_matrices(Warp& warp, const Collective& collective, int count) {
-    Trace* trace = current_worker->trace();
-    if (trace == nullptr) return;
-    uint64_t rows[kWarpSize];
-    for (int lane = 0; lane < 8 * count; ++lane)
-        rows[lane] = reinterpret_cast<uintptr_t>(operand<Matrices>(warp, lane).row);
-    trace->matrices(warp, collective, rows, count);
-}
-
-/// Calls visit(lane, register, low element, high element) for what every lane holds of `count` matrices.
-template <class Visit>
-static void for_each_pair(Warp& warp, int count, bool transposed, Visit visit) {
+static void move_matrices(Warp& warp, const Collective& collective) {
+    if (!whole_warp(warp, collective)) return;
+    const int count = operand<Matrices>(warp, 0).count;
+    const bool transposed = operand<Matrices>(warp, 0).transposed;
+    if (Trace* trace = current_worker->trace()) {
+        uint64_t rows[kWarpSize];
+        for (int lane = 0; lane < 8 * count; ++lane) rows[lane] = operand<Matrices>(warp, lane).offset;
+        trace->matrices(warp, collective, rows, count);
+    }
     for (int matrix = 0; matrix < count; ++matrix) {
-        char* rows[8];
-        for (int row = 0; row < 8; ++row) rows[row] = operand<Matrices>(warp, 8 * matrix + row).row;
         for (int lane = 0; lane < kWarpSize; ++lane) {
-            const int major = lane / 4, minor = lane % 4 * 2;
-            char* low = transposed ? rows[minor] + 2 * major : rows[major] + 2 * minor;
-            char* high = transposed ? rows[minor + 1] + 2 * major : low + 2;
-            visit(operand<Matrices>(warp, lane).fragment.r[matrix], low, high);
+            uint32_t& pair = operand<Matrices>(warp, lane).fragment.r[matrix];
+            for (int half = 0; half < 2; ++half) {
+                const int major = lane / 4, minor = lane % 4 * 2 + half;
+                const int row = transposed ? minor : major, column = transposed ? major : minor;
+                char* element = operand<Matrices>(warp, 8 * matrix + row).row + 2 * column;
+                char* lanes_own = reinterpret_cast<char*>(&pair) + 2 * half;
+                if (collective.op == Op::ldmatrix)
+                    memcpy(lanes_own, element, 2);
+                else
+                    memcpy(element, lanes_own, 2);
+            }
         }
     }
 }
 
-static void load_matrices(Warp& warp, const Collective& collective) {
-    if (!whole_warp(warp, collective)) return;
-    const int count = operand<Matrices>(warp, 0).count;
-    trace_matrices(warp, collective, count);
-    for_each_pair(warp, count, operand<Matrices>(warp, 0).transposed, [](uint32_t& pair, char* low, char* high) {
-        uint16_t halves[2];
-        memcpy(&halves[0], low, 2);
-        memcpy(&halves[1], high, 2);
-        pair = halves[0] | uint32_t(halves[1]) << 16;
-    });
-}
-
-static void store_matrices(Warp& warp, const Collective& collective) {
-    if (!whole_warp(warp, collective)) return;
-    const int count = operand<Matrices>(warp, 0).count;
-    trace_matrices(warp, collective, count);
-    for_each_pair(warp, count, operand<Matrices>(warp, 0).transposed, [](uint32_t& pair, char* low, char* high) {
-        const uint16_t halves[2] = {static_cast<uint16_t>(pair), static_cast<uint16_t>(pair >> 16)};
-        memcpy(low, &halves[0], 2);
-        memcpy(high, &halves[1], 2);
-    });
-}
-
-/// The part of ldmatrix and stmatrix that they have in common.
-static EmulatorFragment move_matrices(Op op, Perform perform, int count, bool transposed, const void* row,
-                                      EmulatorFragment fragment, const void* return_address) {
+static EmulatorFragment matrices(Op op, Matrices mine, const void* return_address) {
     Worker& worker = *current_worker;
-    Matrices mine{const_cast<char*>(static_cast<const char*>(row)), count, transposed, fragment};
-    const uint32_t pc = worker.enter(return_address);
-    if (worker.trace() != nullptr && worker.lane() < 8 * count)
-        worker.trace()->check_shared(reinterpret_cast<uintptr_t>(row), 16, op == Op::stmatrix, pc);
-    Collective collective{op, ~uint32_t(0), pc, perform};
+    Collective collective{op, kAllLanes, worker.enter(return_address), move_matrices};
     collective.bytes = 16;
+    if (worker.trace() != nullptr && worker.lane() < 8 * mine.count)
+        mine.offset =
+            check_shared(worker, {reinterpret_cast<uintptr_t>(mine.row), 16, op == Op::stmatrix, collective.pc});
     worker.collective(collective, &mine);
     return mine.fragment;
 }
@@ -244,43 +254,47 @@ void emulator_syncwarp(uint32_t mask) {
 
 uint64_t emulator_shuffle(EmulatorShuffle kind, uint32_t mask, uint64_t value, unsigned bytes, int operand, int width) {
     Worker& worker = *current_worker;
-    Shuffle mine{value, shuffle_source(kind, worker.lane(), operand, width), 0};
+    Exchange mine{value, shuffle_source(kind, worker.lane(), operand, width)};
     Collective collective{Op::shuffle, mask, worker.enter(__builtin_return_address(0)), shuffle};
-    collective.instructions = static_cast<int>(bytes / 4);
+    collective.instructions = bytes / 4;
     collective.bytes = bytes;
     worker.collective(collective, &mine);
     return mine.result;
 }
 
 uint32_t emulator_ballot(uint32_t mask, bool predicate) {
-    Worker& worker = *current_worker;
-    Ballot mine{predicate, 0};
-    worker.collective({Op::vote, mask, worker.enter(__builtin_return_address(0)), ballot}, &mine);
-    return mine.result;
-}
-
-uint32_t emulator_match_any(uint32_t mask, uint64_t value) {
-    Worker& worker = *current_worker;
-    Match mine{value, 0};
-    worker.collective({Op::match, mask, worker.enter(__builtin_return_address(0)), match_any}, &mine);
-    return mine.result;
-}
-
-uint32_t emulator_reduce(EmulatorReduce kind, uint32_t mask, uint32_t value) {
-    static const Perform performs[] = {
-        reduce<Add>,           reduce<Min<int32_t>>, reduce<Max<int32_t>>, reduce<Min<uint32_t>>,
-        reduce<Max<uint32_t>>, reduce<And>,          reduce<Or>,           reduce<Xor>};
-    Worker& worker = *current_worker;
-    Reduce mine{value, 0};
-    worker.collective({Op::reduce, mask, worker.enter(__builtin_return_address(0)), performs[kind]}, &mine);
-    return mine.result;
+    return static_cast<uint32_t>(exchange(Op::vote, mask, ballot, {predicate}, __builtin_return_address(0)));
 }
 
 uint32_t emulator_active_mask() {
+    return static_cast<uint32_t>(exchange(Op::vote, kWhoeverIsThere, ballot, {true}, __builtin_return_address(0)));
+}
+
+uint32_t emulator_match_any(uint32_t mask, uint64_t value) {
+    return static_cast<uint32_t>(exchange(Op::match, mask, match_any, {value}, __builtin_return_address(0)));
+}
+
+uint32_t emulator_reduce(EmulatorOperation operation, uint32_t mask, uint32_t value) {
+    return static_cast<uint32_t>(exchange(Op::reduce, mask, reduce, {value, operation}, __builtin_return_address(0)));
+}
+
+uint64_t emulator_atomic(EmulatorOperation operation, void* address, unsigned bytes, uint64_t value,
+                         uint64_t expected) {
     Worker& worker = *current_worker;
-    uint32_t lanes = 0;
-    worker.collective({Op::vote, kWhoeverIsThere, worker.enter(__builtin_return_address(0)), active_mask}, &lanes);
-    return lanes;
+    Collective collective{Op::atomic, kWhoeverIsThere, worker.enter(__builtin_return_address(0)), perform_atomic};
+    collective.bytes = bytes;
+    Atomic mine{operation, address, value, expected, {Space::local, 0}, 0};
+    if (worker.trace() != nullptr)
+        mine.place = check(worker, {reinterpret_cast<uintptr_t>(address), bytes, true, collective.pc});
+    worker.collective(collective, &mine);
+    return mine.result;
+}
+
+void emulator_fence() {
+    Worker& worker = *current_worker;
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (worker.trace() == nullptr) return;
+    worker.collective({Op::fence, kWhoeverIsThere, worker.enter(__builtin_return_address(0)), perform_fence}, nullptr);
 }
 
 EmulatorAccumulator emulator_mma_m16n8k16(bool bfloat16, EmulatorFragment a, uint32_t b0, uint32_t b1,
@@ -288,14 +302,15 @@ EmulatorAccumulator emulator_mma_m16n8k16(bool bfloat16, EmulatorFragment a, uin
     Worker& worker = *current_worker;
     Mma mine{a, {b0, b1}, c};
     const Perform perform = bfloat16 ? mma<true> : mma<false>;
-    worker.collective({Op::mma, ~uint32_t(0), worker.enter(__builtin_return_address(0)), perform}, &mine);
+    worker.collective({Op::mma, kAllLanes, worker.enter(__builtin_return_address(0)), perform}, &mine);
     return mine.d;
 }
 
-EmulatorFragment emulator_ldmatrix(int matrices, bool transposed, const void* row) {
-    return move_matrices(Op::ldmatrix, load_matrices, matrices, transposed, row, {}, __builtin_return_address(0));
+EmulatorFragment emulator_ldmatrix(int count, bool transposed, const void* row) {
+    char* from = const_cast<char*>(static_cast<const char*>(row));
+    return matrices(Op::ldmatrix, {from, 0, count, transposed, {}}, __builtin_return_address(0));
 }
 
-void emulator_stmatrix(int matrices, bool transposed, void* row, EmulatorFragment fragment) {
-    move_matrices(Op::stmatrix, store_matrices, matrices, transposed, row, fragment, __builtin_return_address(0));
+void emulator_stmatrix(int count, bool transposed, void* row, EmulatorFragment fragment) {
+    matrices(Op::stmatrix, {static_cast<char*>(row), 0, count, transposed, fragment}, __builtin_return_address(0));
 }

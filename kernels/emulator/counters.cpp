@@ -2,33 +2,29 @@
 
 #include <algorithm>
 
+#include "emulator/lanes.h"
+
 namespace emulator {
 
 /// The passes of a group of lanes that the hardware serves together: as many as the fullest bank has different words.
 static unsigned bank_passes(const uint64_t* addresses, uint32_t lanes, unsigned bytes) {
-    const unsigned words = std::max(1u, bytes / 4);
-    const uint64_t first = addresses[__builtin_ctz(lanes)];
-    // Two patterns are most of all accesses and free of conflicts: one address for all, and neighbours in a row.
-    bool same = true, consecutive = bytes >= 4;
-    uint64_t expected = first;
-    for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
-        const uint64_t address = addresses[__builtin_ctz(rest)];
-        same &= address == first;
-        consecutive &= address == expected;
-        expected += bytes;
-    }
-    if (same || (consecutive && expected - first <= 128)) return 1;
+    uint64_t begin = UINT64_MAX, end = 0;
+    for_each_lane(lanes, [&](int lane) {
+        begin = std::min(begin, addresses[lane]);
+        end = std::max(end, addresses[lane] + bytes);
+    });
+    if (end - begin / 4 * 4 <= 128) return 1;  // 32 words in a row are in 32 banks: as most accesses are
 
-    uint64_t words_in_bank[32][32];
+    uint64_t words[32][32];  // [pass][bank]
     unsigned count[32] = {}, passes = 0;
-    for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
-        for (unsigned i = 0; i < words; ++i) {
-            const uint64_t word = addresses[__builtin_ctz(rest)] / 4 + i;
-            uint64_t* bank = words_in_bank[word % 32];
-            unsigned& size = count[word % 32];
-            if (std::find(bank, bank + size, word) != bank + size) continue;
-            bank[size++] = word;
-            passes = std::max(passes, size);
+    for (int lane : each(lanes)) {
+        for (unsigned offset = 0; offset < bytes; offset += 4) {
+            const uint64_t word = (addresses[lane] + offset) / 4, bank = word % 32;
+            unsigned pass = 0;
+            while (pass < count[bank] && words[pass][bank] != word) ++pass;
+            if (pass < count[bank]) continue;
+            words[count[bank]++][bank] = word;
+            passes = std::max(passes, count[bank]);
         }
     }
     return passes;
@@ -36,9 +32,9 @@ static unsigned bank_passes(const uint64_t* addresses, uint32_t lanes, unsigned 
 
 /// Whether every lane's partner is inactive or has the same address.
 static bool partners_agree(const uint64_t* addresses, uint32_t lanes, int partner) {
-    for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
-        const int lane = __builtin_ctz(rest), other = lane ^ partner;
-        if ((lanes >> other & 1) && addresses[other] != addresses[lane]) return false;
+    for (int lane : each(lanes)) {
+        const int other = lane ^ partner;
+        if ((lanes & bit(other)) && addresses[other] != addresses[lane]) return false;
     }
     return true;
 }
@@ -50,7 +46,7 @@ Wavefronts shared_wavefronts(const uint64_t* addresses, uint32_t lanes, unsigned
     if (load && bytes > 4 && (partners_agree(addresses, lanes, 1) || partners_agree(addresses, lanes, 2))) group *= 2;
     Wavefronts wavefronts;
     for (int first = 0; first < 32; first += group) {
-        const uint32_t members = group == 32 ? lanes : lanes & (((uint32_t(1) << group) - 1) << first);
+        const uint32_t members = lanes & (kAllLanes >> (32 - group) << first);
         if (members == 0) continue;
         wavefronts.taken += bank_passes(addresses, members, bytes);
         ++wavefronts.ideal;
@@ -67,8 +63,6 @@ Wavefronts matrix_wavefronts(const uint64_t* addresses, int matrices) {
 }
 
 static unsigned count_distinct(uint64_t* values, int count) {
-    if (std::is_sorted(values, values + count) && std::adjacent_find(values, values + count) == values + count)
-        return static_cast<unsigned>(count);
     std::sort(values, values + count);
     return static_cast<unsigned>(std::unique(values, values + count) - values);
 }
@@ -76,8 +70,8 @@ static unsigned count_distinct(uint64_t* values, int count) {
 unsigned sectors(const uint64_t* addresses, uint32_t lanes, unsigned bytes, uint64_t origin) {
     uint64_t touched[64];
     int count = 0;
-    for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
-        const uint64_t address = addresses[__builtin_ctz(rest)] - origin;
+    for (int lane : each(lanes)) {
+        const uint64_t address = addresses[lane] - origin;
         const uint64_t first = address / 32, last = (address + bytes - 1) / 32;
         if (count == 0 || touched[count - 1] != first) touched[count++] = first;
         if (last != first) touched[count++] = last;
@@ -85,15 +79,10 @@ unsigned sectors(const uint64_t* addresses, uint32_t lanes, unsigned bytes, uint
     return count_distinct(touched, count);
 }
 
-unsigned copy_sectors(const uint64_t* shared, const uint64_t* global, uint32_t lanes, unsigned bytes, uint64_t origin,
-                      bool bypass_l1) {
-    if (!bypass_l1) return sectors(global, lanes, bytes, origin);
+unsigned bypassing_sectors(const uint64_t* shared, const uint64_t* global, uint32_t lanes, uint64_t origin) {
     uint64_t pairs[32];
     int count = 0;
-    for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
-        const int lane = __builtin_ctz(rest);
-        pairs[count++] = (global[lane] - origin) / 128 << 16 | (shared[lane] / 32 & 0xffff);
-    }
+    for (int lane : each(lanes)) pairs[count++] = (global[lane] - origin) / 128 << 16 | (shared[lane] / 32 & 0xffff);
     return count_distinct(pairs, count);
 }
 

@@ -19,13 +19,11 @@ Wavefronts shared_wavefronts(const uint64_t* addresses, uint32_t lanes, unsigned
 Wavefronts matrix_wavefronts(const uint64_t* addresses, int matrices);
 
 /// 32-byte pieces of global memory, counted from `origin`, that the lanes touch: each costs one, however many lanes
-/// share it. The emulator counts from the start of the buffer, which cudaMalloc would have put at a multiple of 256
-/// bytes.
+/// share it.
 unsigned sectors(const uint64_t* addresses, uint32_t lanes, unsigned bytes, uint64_t origin);
 
-/// The same for cp.async: the source sectors. `bypass_l1` (cp.async.cg) counts what an H200 was seen to count: pairs of
-/// a 32-byte piece of the destination and the 128-byte line that it is filled from.
-unsigned copy_sectors(const uint64_t* shared, const uint64_t* global, uint32_t lanes, unsigned bytes, uint64_t origin,
-                      bool bypass_l1);
+/// The same for cp.async.cg, which bypasses L1. An H200 was seen to count pairs of a 32-byte piece of the destination
+/// and the 128-byte line that it is filled from.
+unsigned bypassing_sectors(const uint64_t* shared, const uint64_t* global, uint32_t lanes, uint64_t origin);
 
 }  // namespace emulator

@@ -119,18 +119,18 @@ __forceinline__ T shuffle(EmulatorShuffle kind, uint32_t mask, T value, int oper
 }
 
 template <class T>
-__forceinline__ T atomic(EmulatorAtomic kind, T* address, T value, T expected = T()) {
+__forceinline__ T atomic(EmulatorOperation operation, T* address, T value, T expected = T()) {
     uint64_t expected_bits = 0;
     __builtin_memcpy(&expected_bits, &expected, sizeof(T));
     return through_bits(value, [=](uint64_t bits) {
-        uint64_t result = emulator_atomic(kind, address, sizeof(T), bits, expected_bits);
+        uint64_t result = emulator_atomic(operation, address, sizeof(T), bits, expected_bits);
         keep_return_address();
         return result;
     });
 }
 
-__forceinline__ uint32_t reduce(EmulatorReduce kind, uint32_t mask, uint32_t value) {
-    uint32_t result = emulator_reduce(kind, mask, value);
+__forceinline__ uint32_t reduce(EmulatorOperation operation, uint32_t mask, uint32_t value) {
+    uint32_t result = emulator_reduce(operation, mask, value);
     keep_return_address();
     return result;
 }
@@ -175,15 +175,15 @@ __forceinline__ uint32_t __match_any_sync(uint32_t mask, T value) {
     __forceinline__ type __reduce_##name##_sync(uint32_t mask, type value) {                  \
         return static_cast<type>(emulator::reduce(kind, mask, static_cast<uint32_t>(value))); \
     }
-EMULATOR_REDUCTION(add, unsigned, EMULATOR_REDUCE_ADD)
-EMULATOR_REDUCTION(min, unsigned, EMULATOR_REDUCE_MIN_UNSIGNED)
-EMULATOR_REDUCTION(max, unsigned, EMULATOR_REDUCE_MAX_UNSIGNED)
-EMULATOR_REDUCTION(add, int, EMULATOR_REDUCE_ADD)
-EMULATOR_REDUCTION(min, int, EMULATOR_REDUCE_MIN_SIGNED)
-EMULATOR_REDUCTION(max, int, EMULATOR_REDUCE_MAX_SIGNED)
-EMULATOR_REDUCTION(and, unsigned, EMULATOR_REDUCE_AND)
-EMULATOR_REDUCTION(or, unsigned, EMULATOR_REDUCE_OR)
-EMULATOR_REDUCTION(xor, unsigned, EMULATOR_REDUCE_XOR)
+EMULATOR_REDUCTION(add, unsigned, EMULATOR_ADD)
+EMULATOR_REDUCTION(min, unsigned, EMULATOR_MIN_UNSIGNED)
+EMULATOR_REDUCTION(max, unsigned, EMULATOR_MAX_UNSIGNED)
+EMULATOR_REDUCTION(add, int, EMULATOR_ADD)
+EMULATOR_REDUCTION(min, int, EMULATOR_MIN_SIGNED)
+EMULATOR_REDUCTION(max, int, EMULATOR_MAX_SIGNED)
+EMULATOR_REDUCTION(and, unsigned, EMULATOR_AND)
+EMULATOR_REDUCTION(or, unsigned, EMULATOR_OR)
+EMULATOR_REDUCTION(xor, unsigned, EMULATOR_XOR)
 #undef EMULATOR_REDUCTION
 
 // ---- atomics
@@ -194,36 +194,36 @@ EMULATOR_REDUCTION(xor, unsigned, EMULATOR_REDUCE_XOR)
     EMULATOR_ATOMIC(name, int, kind)         \
     EMULATOR_ATOMIC(name, unsigned, kind)    \
     EMULATOR_ATOMIC(name, unsigned long long, kind)
-EMULATOR_ATOMIC_INTEGERS(atomicAdd, EMULATOR_ATOMIC_ADD)
-EMULATOR_ATOMIC(atomicAdd, float, EMULATOR_ATOMIC_ADD_FLOAT)
-EMULATOR_ATOMIC(atomicAdd, double, EMULATOR_ATOMIC_ADD_FLOAT)
-EMULATOR_ATOMIC_INTEGERS(atomicAnd, EMULATOR_ATOMIC_AND)
-EMULATOR_ATOMIC_INTEGERS(atomicOr, EMULATOR_ATOMIC_OR)
-EMULATOR_ATOMIC_INTEGERS(atomicXor, EMULATOR_ATOMIC_XOR)
-EMULATOR_ATOMIC_INTEGERS(atomicExch, EMULATOR_ATOMIC_EXCHANGE)
-EMULATOR_ATOMIC(atomicExch, float, EMULATOR_ATOMIC_EXCHANGE)
-EMULATOR_ATOMIC(atomicMin, int, EMULATOR_ATOMIC_MIN_SIGNED)
-EMULATOR_ATOMIC(atomicMin, long long, EMULATOR_ATOMIC_MIN_SIGNED)
-EMULATOR_ATOMIC(atomicMin, unsigned, EMULATOR_ATOMIC_MIN_UNSIGNED)
-EMULATOR_ATOMIC(atomicMin, unsigned long long, EMULATOR_ATOMIC_MIN_UNSIGNED)
-EMULATOR_ATOMIC(atomicMax, int, EMULATOR_ATOMIC_MAX_SIGNED)
-EMULATOR_ATOMIC(atomicMax, long long, EMULATOR_ATOMIC_MAX_SIGNED)
-EMULATOR_ATOMIC(atomicMax, unsigned, EMULATOR_ATOMIC_MAX_UNSIGNED)
-EMULATOR_ATOMIC(atomicMax, unsigned long long, EMULATOR_ATOMIC_MAX_UNSIGNED)
+EMULATOR_ATOMIC_INTEGERS(atomicAdd, EMULATOR_ADD)
+EMULATOR_ATOMIC(atomicAdd, float, EMULATOR_ADD_FLOAT)
+EMULATOR_ATOMIC(atomicAdd, double, EMULATOR_ADD_FLOAT)
+EMULATOR_ATOMIC_INTEGERS(atomicAnd, EMULATOR_AND)
+EMULATOR_ATOMIC_INTEGERS(atomicOr, EMULATOR_OR)
+EMULATOR_ATOMIC_INTEGERS(atomicXor, EMULATOR_XOR)
+EMULATOR_ATOMIC_INTEGERS(atomicExch, EMULATOR_EXCHANGE)
+EMULATOR_ATOMIC(atomicExch, float, EMULATOR_EXCHANGE)
+EMULATOR_ATOMIC(atomicMin, int, EMULATOR_MIN_SIGNED)
+EMULATOR_ATOMIC(atomicMin, long long, EMULATOR_MIN_SIGNED)
+EMULATOR_ATOMIC(atomicMin, unsigned, EMULATOR_MIN_UNSIGNED)
+EMULATOR_ATOMIC(atomicMin, unsigned long long, EMULATOR_MIN_UNSIGNED)
+EMULATOR_ATOMIC(atomicMax, int, EMULATOR_MAX_SIGNED)
+EMULATOR_ATOMIC(atomicMax, long long, EMULATOR_MAX_SIGNED)
+EMULATOR_ATOMIC(atomicMax, unsigned, EMULATOR_MAX_UNSIGNED)
+EMULATOR_ATOMIC(atomicMax, unsigned long long, EMULATOR_MAX_UNSIGNED)
 #undef EMULATOR_ATOMIC_INTEGERS
 #undef EMULATOR_ATOMIC
 
 __forceinline__ int atomicSub(int* address, int value) { return atomicAdd(address, -value); }
 __forceinline__ unsigned atomicSub(unsigned* address, unsigned value) { return atomicAdd(address, 0u - value); }
 __forceinline__ int atomicCAS(int* address, int expected, int value) {
-    return emulator::atomic(EMULATOR_ATOMIC_COMPARE_AND_SWAP, address, value, expected);
+    return emulator::atomic(EMULATOR_COMPARE_AND_SWAP, address, value, expected);
 }
 __forceinline__ unsigned atomicCAS(unsigned* address, unsigned expected, unsigned value) {
-    return emulator::atomic(EMULATOR_ATOMIC_COMPARE_AND_SWAP, address, value, expected);
+    return emulator::atomic(EMULATOR_COMPARE_AND_SWAP, address, value, expected);
 }
 __forceinline__ unsigned long long atomicCAS(unsigned long long* address, unsigned long long expected,
                                              unsigned long long value) {
-    return emulator::atomic(EMULATOR_ATOMIC_COMPARE_AND_SWAP, address, value, expected);
+    return emulator::atomic(EMULATOR_COMPARE_AND_SWAP, address, value, expected);
 }
 
 // ---- arithmetic. What the GPU approximates is computed to full precision here.

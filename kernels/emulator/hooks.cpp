@@ -12,7 +12,7 @@ using emulator::Worker;
 static inline void access(const void* address, unsigned bytes, bool write, const void* return_address) {
     Worker* worker = current_worker;
     if (worker == nullptr) return;  // host code in the kernel's file
-    worker->trace()->access(reinterpret_cast<uintptr_t>(address), bytes, write, worker->pc(return_address));
+    worker->trace()->access({reinterpret_cast<uintptr_t>(address), bytes, write, worker->pc(return_address)});
 }
 
 /// A struct copied whole, or a memcpy: 4 bytes at a time where the alignment allows, else byte by byte, as nvcc does

@@ -141,6 +141,7 @@ static void run(Launch& launch, LaunchRecord& record) {
         for (const auto& [key, site] : worker->take_sites()) record.sites[key].add(site);
         give_back(std::move(worker));
     }
+    record.findings.drop_what_races_explain();
     record.blocks_run = launch.blocks_done;
 }
 
@@ -183,8 +184,14 @@ void emulator_launch(const void* kernel, void (*thread)(void*), void* argument, 
         launch.threads = static_cast<int>(block[0] * block[1] * block[2]);
         launch.first_block_id = process.next_block_id;
         process.next_block_id += static_cast<uint32_t>(launch.blocks);
-        if (instrumented) prepare_global_memory();
-        run(launch, record);
+        try {
+            if (instrumented) prepare_global_memory();
+            run(launch, record);
+        } catch (const std::bad_alloc&) {
+            record.findings.occurred(Kind::invalid_launch)->detail =
+                "this process has no room for a record of who accesses which part of global memory: the launch was not "
+                "made";
+        }
     }
     record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     std::lock_guard<std::mutex> lock(process.mutex);

@@ -9,11 +9,12 @@
 #include <vector>
 
 #include "emulator/fiber.h"
+#include "emulator/lanes.h"
+#include "emulator/memory.h"
 #include "emulator/report.h"
 
 namespace emulator {
 
-constexpr int kWarpSize = 32;
 constexpr int kMaxThreads = 1024;  // a block
 constexpr int kMaxWarps = kMaxThreads / kWarpSize;
 constexpr int kBarriers = 16;
@@ -36,8 +37,8 @@ struct Collective {
     uint32_t mask;
     uint32_t pc;
     Perform perform;
-    int instructions = 1;  // what it costs on the GPU: an 8-byte shuffle is two
-    unsigned bytes = 0;    // per lane, for the report
+    unsigned instructions = 1;  // what it costs on the GPU: an 8-byte shuffle is two
+    unsigned bytes = 0;         // per lane, for the report
     uint32_t arrived = 0;
 };
 
@@ -126,14 +127,6 @@ struct Launch {
     alignas(64) std::atomic<bool> stop{false};  // set by a fatal finding or by cancelling; read often
 };
 
-/// A block's shared memory.
-struct SharedMemory {
-    char* static_begin = nullptr;
-    size_t static_bytes = 0;
-    char* dynamic_begin = nullptr;
-    size_t dynamic_bytes = 0;
-};
-
 /// Runs blocks, one after another, on the OS thread that calls run(). A block's threads are fibers; they take turns:
 /// one runs until it has to wait for others. Kept between launches for its stacks.
 class Worker {
@@ -171,7 +164,9 @@ class Worker {
     uint32_t block_id() const { return block_id_; }
     std::vector<Warp>& warps() { return warps_; }
     const std::vector<Thread>& threads() const { return threads_; }
-    bool on_a_stack(const void* address) const { return stacks_.contains(address); }
+    bool on_a_stack(uintptr_t address) const { return stacks_.contains(reinterpret_cast<void*>(address)); }
+    /// The buffer that an instruction has accessed last, perhaps: it mostly is the one that it accesses next.
+    const Buffer*& recent_buffer(uint32_t pc) { return recent_buffers_[(pc ^ pc >> 6) % 64]; }
     /// Null in a launch that is not instrumented.
     Trace* trace() { return trace_; }
     Sites take_sites();
@@ -223,6 +218,7 @@ class Worker {
         uintptr_t program_counter;
     } crash_;
     Stacks stacks_;
+    const Buffer* recent_buffers_[64];
     Findings findings_;
     std::unique_ptr<Trace> kept_trace_;
     Trace* trace_ = nullptr;
@@ -230,5 +226,11 @@ class Worker {
 
 /// The worker whose block the calling OS thread runs; null on every other thread.
 extern thread_local Worker* current_worker __attribute__((tls_model("initial-exec"), visibility("hidden")));
+
+inline Place check(Worker& worker, const Access& access) {
+    const size_t offset = worker.shared().offset(access.address, access.bytes);
+    if (offset != SharedMemory::kOutside && offset % access.bytes == 0) return {Space::shared, offset};
+    return check(worker, access, access.bytes);
+}
 
 }  // namespace emulator

@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "emulator/machine.h"
@@ -17,7 +16,7 @@
 
 namespace emulator {
 
-/// One warp-level access: lane l of `lanes` touches `bytes` at addresses[l].
+/// One warp-level access: lane l of `lanes` touches `bytes` at addresses[l], in shared memory an offset.
 struct Request {
     int warp;
     uint32_t lanes;
@@ -27,31 +26,12 @@ struct Request {
     uint32_t receivers = 0;  // ldmatrix: the lanes that get what is read, each a part of every row
 };
 
-/// The last write to a piece of memory.
-struct WriteRecord {
-    uint32_t clock = 0;
-    uint32_t pc = 0;
-    uint16_t thread = 0;
-    bool atomic = false;
-};
-
-/// The clock of a cp.async's write until it has landed: nobody knows of it.
-constexpr uint32_t kInFlight = UINT32_MAX;
-
-/// Lanes of one warp that read a piece of memory at one clock.
-struct ReadRecord {
-    uint32_t clock = 0;
-    uint32_t lanes = 0;
-    uint32_t pc = 0;
-};
-
 class Races {
   public:
     explicit Races(Worker& worker) : worker_(worker) {}
 
     void start_launch();
     void start_block();
-    void end_block();
 
     // Order. What was accessed before must have been passed on before the call.
 
@@ -72,42 +52,42 @@ class Races {
     void shared_atomic(const Request& request);
     void copy_issued(const Request& request);
     void copy_landed(const Request& request);
-    void global_read(const Buffer& buffer, const Request& request);
-    void global_write(const Buffer& buffer, const Request& request);
+    void global_access(const Buffer& buffer, const Request& request, bool write);
 
   private:
-    struct Cells {
-        size_t first, count;
-    };
     struct WarpClocks {
         uint32_t clock[kWarpSize] = {};
         uint32_t all = 0;                           // the last __syncwarp of every lane
         uint32_t known[kWarpSize][kWarpSize] = {};  // by partial __syncwarps: [lane][other lane]
         uint32_t known_warps[kMaxWarps] = {};       // by named barriers
     };
-    struct UnwrittenRead {
-        size_t cell;
-        uint32_t pc;
-        int thread;
-        unsigned bytes;
+    /// The last write to a cell of shared memory.
+    struct Write {
+        uint32_t clock = 0;
+        uint32_t pc = 0;
+        uint16_t thread = 0;
+        bool atomic = false;
+        bool in_flight = false;  // a cp.async that nobody has waited for
+    };
+    /// The last reads of a cell by the lanes of one warp.
+    struct Read {
+        uint32_t clock = 0;
+        uint32_t lanes = 0;
+        uint32_t pc = 0;
     };
 
-    Cells cells_of(uint64_t address, unsigned bytes);
-    uint64_t offset(size_t cell) const;
-    void refine(unsigned shift);
     uint32_t clock(int thread) const { return warps_[thread / kWarpSize].clock[thread % kWarpSize]; }
     /// Whether `thread` knows what `other` did at `clock`.
     bool knows(int thread, int other, uint32_t clock) const;
-    bool knows_lanes(int thread, int warp, uint32_t lanes, uint32_t clock) const;
-    void read_cell(size_t cell, int thread, uint32_t readers, const Request& request);
-    void check_last_write(size_t cell, int thread, const Request& request, bool will_write);
+    bool knows(int thread, uint32_t block, int other, uint32_t clock) const;
+    template <class Visit>
+    void for_each_cell(const Request& request, uint32_t lanes, Visit visit);
+    void fit_cells(unsigned bytes);
+    void check_written(size_t cell, int thread, const Request& request);
+    bool check_last_write(size_t cell, int thread, const Request& request, bool will_write);
     void check_reads(size_t cell, int thread, const Request& request);
-    void write_cell(size_t cell, int thread, const Request& request, uint32_t clock);
-    void shared_finding(Kind kind, size_t cell, int earlier, uint32_t earlier_pc, int thread, const Request& request,
-                        const char* detail);
-    void global_finding(const Buffer& buffer, uint64_t address, uint32_t earlier_block, int earlier,
-                        uint32_t earlier_pc, int thread, const Request& request, const char* detail);
-    bool knows_block(uint32_t block, int thread, int other, uint32_t clock) const;
+    void write_cell(size_t cell, int thread, const Request& request, bool in_flight);
+    Finding* shared_finding(Kind kind, size_t cell, const Request& request, uint32_t earlier_pc);
 
     Worker& worker_;
     uint32_t time_ = 0;
@@ -119,19 +99,16 @@ class Races {
     // Shared memory in cells of 4 bytes, or of 2 or 1 once something narrower has been accessed. Clocks never repeat,
     // so nothing is cleared from one block to the next.
     unsigned cell_shift_ = 2;
-    size_t static_cells_ = 0, cells_ = 0;
-    std::vector<WriteRecord> writes_;                                 // [cell]
-    std::vector<ReadRecord> reads_;                                   // [warp][cell]
-    std::unordered_map<size_t, std::vector<ReadRecord>> more_reads_;  // not ordered before those in reads_, same index
-    std::vector<UnwrittenRead> unwritten_;                            // reads of what had not been written;
-                                                                      // a write that races explains some
-    std::unordered_set<size_t> raced_;  // cells that were read, then written, with nothing between
+    size_t cells_ = 0;
+    std::vector<Write> writes_;  // [cell]
+    std::vector<Read> reads_;    // [warp][cell]
 
     uint32_t block_id_ = 0;                                // of this block, among all blocks of all launches
     std::unordered_map<uint32_t, uint32_t> known_blocks_;  // by fenced atomics: block id -> clock
 };
 
-/// Before an instrumented launch: everything earlier is in order, and every writable buffer has a shadow.
+/// Before an instrumented launch: everything earlier is in order, and every writable buffer has a shadow, a record of
+/// who touched which part. Throws std::bad_alloc if there is no address space for one.
 void prepare_global_memory();
 
 }  // namespace emulator

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
+#include <set>
 #include <utility>
 
 namespace emulator {
@@ -14,9 +16,10 @@ const char* name(Op op) {
 }
 
 const char* name(Kind kind) {
-    static const char* const names[] = {"race",       "uninitialized",        "out_of_bounds",     "write_to_input",
-                                        "misaligned", "missing_wait",         "divergent_barrier", "deadlock",
-                                        "crash",      "shared_memory_budget", "invalid_launch",    "cancelled"};
+    static const char* const names[] = {"race",       "uninitialized", "out_of_bounds",        "write_to_input",
+                                        "misaligned", "missing_wait",  "divergent_barrier",    "warp_mask",
+                                        "deadlock",   "crash",         "shared_memory_budget", "invalid_launch",
+                                        "cancelled"};
     return names[static_cast<int>(kind)];
 }
 
@@ -49,6 +52,17 @@ void Findings::merge(const Findings& other) {
                                                         std::rbegin(ours.block), std::rend(ours.block));
         if (lower) ours = theirs;
         ours.count = count;
+    }
+}
+
+void Findings::drop_what_races_explain() {
+    std::set<uint32_t> racing;
+    for (const auto& [key, finding] : findings_)
+        if (finding.kind == Kind::race) racing.insert(finding.pcs.begin(), finding.pcs.end());
+    for (auto entry = findings_.begin(); entry != findings_.end();) {
+        const Finding& finding = entry->second;
+        const bool explained = finding.kind == Kind::uninitialized && racing.count(finding.pcs[0]) > 0;
+        entry = explained ? findings_.erase(entry) : std::next(entry);
     }
 }
 

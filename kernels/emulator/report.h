@@ -52,6 +52,7 @@ enum class Kind : uint8_t {
     misaligned,
     missing_wait,
     divergent_barrier,
+    warp_mask,
     deadlock,
     crash,
     shared_memory_budget,
@@ -82,7 +83,9 @@ class Findings {
     Finding* occurred(Kind kind, uint32_t first_pc = 0, uint32_t second_pc = 0);
     /// Adds another worker's; of two descriptions of one finding, that of the lower block stays.
     void merge(const Findings& other);
-    bool empty() const { return findings_.empty(); }
+    /// Drops reads of unwritten memory by instructions that race: the write came too late, which is one mistake, not
+    /// two.
+    void drop_what_races_explain();
     const auto& all() const { return findings_; }
 
   private:

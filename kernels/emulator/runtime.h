@@ -36,33 +36,22 @@ EMULATOR_API uint64_t emulator_shuffle(EmulatorShuffle kind, uint32_t mask, uint
 EMULATOR_API uint32_t emulator_ballot(uint32_t mask, bool predicate);
 EMULATOR_API uint32_t emulator_match_any(uint32_t mask, uint64_t value);
 
-enum EmulatorReduce {
-    EMULATOR_REDUCE_ADD,
-    EMULATOR_REDUCE_MIN_SIGNED,
-    EMULATOR_REDUCE_MAX_SIGNED,
-    EMULATOR_REDUCE_MIN_UNSIGNED,
-    EMULATOR_REDUCE_MAX_UNSIGNED,
-    EMULATOR_REDUCE_AND,
-    EMULATOR_REDUCE_OR,
-    EMULATOR_REDUCE_XOR
+enum EmulatorOperation {
+    EMULATOR_ADD,
+    EMULATOR_ADD_FLOAT,
+    EMULATOR_MIN_SIGNED,
+    EMULATOR_MAX_SIGNED,
+    EMULATOR_MIN_UNSIGNED,
+    EMULATOR_MAX_UNSIGNED,
+    EMULATOR_AND,
+    EMULATOR_OR,
+    EMULATOR_XOR,
+    EMULATOR_EXCHANGE,
+    EMULATOR_COMPARE_AND_SWAP
 };
-EMULATOR_API uint32_t emulator_reduce(EmulatorReduce kind, uint32_t mask, uint32_t value);
-
-enum EmulatorAtomic {
-    EMULATOR_ATOMIC_ADD,
-    EMULATOR_ATOMIC_ADD_FLOAT,
-    EMULATOR_ATOMIC_MIN_SIGNED,
-    EMULATOR_ATOMIC_MAX_SIGNED,
-    EMULATOR_ATOMIC_MIN_UNSIGNED,
-    EMULATOR_ATOMIC_MAX_UNSIGNED,
-    EMULATOR_ATOMIC_AND,
-    EMULATOR_ATOMIC_OR,
-    EMULATOR_ATOMIC_XOR,
-    EMULATOR_ATOMIC_EXCHANGE,
-    EMULATOR_ATOMIC_COMPARE_AND_SWAP
-};
-/// *address = op(*address, value), atomically over 4 or 8 bytes; returns what was there.
-EMULATOR_API uint64_t emulator_atomic(EmulatorAtomic kind, void* address, unsigned bytes, uint64_t value,
+EMULATOR_API uint32_t emulator_reduce(EmulatorOperation operation, uint32_t mask, uint32_t value);
+/// *address = operation(*address, value), atomically over 4 or 8 bytes; returns what was there.
+EMULATOR_API uint64_t emulator_atomic(EmulatorOperation operation, void* address, unsigned bytes, uint64_t value,
                                       uint64_t expected);
 
 struct EmulatorFragment {  // four 32-bit registers

@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <new>
@@ -15,8 +16,6 @@
 namespace emulator {
 
 thread_local Worker* current_worker = nullptr;
-
-static uint32_t bit(int index) { return uint32_t(1) << index; }
 
 /// The first set bit after `index`, else the first one: round robin.
 static int next_bit(uint32_t bits, int index) {
@@ -35,6 +34,7 @@ Worker::~Worker() { munmap(shared_.dynamic_begin, kMaxSharedBytes); }
 void Worker::run(Launch& launch) {
     launch_ = &launch;
     findings_ = Findings();
+    std::fill(std::begin(recent_buffers_), std::end(recent_buffers_), nullptr);
     stacks_.reserve(launch.threads);
     shared_.static_begin = launch.module.static_shared();
     shared_.static_bytes = launch.module.tls_bytes;
@@ -59,7 +59,7 @@ void Worker::run(Launch& launch) {
     launch_ = nullptr;
 }
 
-Sites Worker::take_sites() { return trace_ != nullptr ? std::move(trace_->sites()) : Sites(); }
+Sites Worker::take_sites() { return trace_ != nullptr ? trace_->sites() : Sites(); }
 
 void Worker::run_block(uint64_t block) {
     block_[0] = static_cast<unsigned>(block % launch_->grid[0]);
@@ -145,7 +145,7 @@ Thread* Worker::next_ready() {
             return &threads_[static_cast<size_t>(current_warp_ * kWarpSize + next_bit(warp.ready, after))];
         // The warp has come as far as it can.
         if (trace_ != nullptr) {
-            trace_->drain(warp, warp.exists);
+            trace_->drain(warp, kAllLanes);
             warp.ready = std::exchange(warp.full, 0);
             if (warp.ready != 0) continue;
         }
@@ -197,7 +197,15 @@ void Worker::collective(const Collective& wanted, void* operands) {
     stop_if_cancelled();
     Warp& warp = this->warp();
     const uint32_t me = bit(lane());
-    const uint32_t mask = wanted.mask == kWhoeverIsThere ? kWhoeverIsThere : wanted.mask | me;
+    uint32_t mask = wanted.mask;
+    if (mask != kWhoeverIsThere && (mask & me) == 0) {
+        mask |= me;
+        if (Finding* finding = occurred(Kind::warp_mask, wanted.pc)) {
+            finding->threads = {running_->number};
+            finding->detail = std::string("lane ") + std::to_string(lane()) + " takes part in a " + name(wanted.op) +
+                              " whose mask does not name it";
+        }
+    }
     warp.operands[lane()] = operands;
     size_t i = 0;
     const auto is_wanted = [&](const Collective& open) {
@@ -274,11 +282,9 @@ void Worker::release_block_barrier() {
     if (finished_ > 0) check_returned_threads();
     const BlockBarrier barrier = std::exchange(block_barrier_, BlockBarrier());
     if (trace_ != nullptr) {
+        trace_->drain(warp(), kAllLanes);
         Site& site = trace_->site(barrier.pc, Op::barrier);
-        for (Warp& warp : warps_) {
-            trace_->drain(warp, warp.exists);
-            site.requests += barrier.waiting[warp.number] != 0;
-        }
+        for (uint32_t lanes : barrier.waiting) site.requests += lanes != 0;
         site.lanes += barrier.arrived;
         trace_->races.order_block();
     }

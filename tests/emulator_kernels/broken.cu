@@ -148,6 +148,21 @@ __device__ __forceinline__ void deadlock(float* out) {
     out[threadIdx.x] = 1.f;
 }
 
+/// Lane 0 executes the shuffle, but the mask does not name it.
+template <bool MENDED>
+__device__ __forceinline__ void not_in_the_mask(const float* in, float* out) {
+    const float value = in[threadIdx.x];
+    out[threadIdx.x] = __shfl_sync(MENDED ? 0xffffffffu : 0xfffffffeu, value, 1);
+}
+
+/// Lane 15 reads from lane 16, which is elsewhere.
+template <bool MENDED>
+__device__ __forceinline__ void shuffled_from_nobody(const float* in, float* out) {
+    const float value = in[threadIdx.x];
+    if (threadIdx.x >= 16) return;
+    out[threadIdx.x] = __shfl_sync(0x0000ffffu, value, MENDED ? threadIdx.x ^ 1 : threadIdx.x + 1);
+}
+
 template <bool MENDED>
 __device__ __forceinline__ void write_to_input(const float* in, float* out) {
     float* target = MENDED ? out : const_cast<float*>(in);
@@ -228,6 +243,10 @@ __global__ void divergent_barrier_broken(float* out) { divergent_barrier<false>(
 __global__ void divergent_barrier_mended(float* out) { divergent_barrier<true>(out); }
 __global__ void deadlock_broken(float* out) { deadlock<false>(out); }
 __global__ void deadlock_mended(float* out) { deadlock<true>(out); }
+__global__ void not_in_the_mask_broken(const float* in, float* out) { not_in_the_mask<false>(in, out); }
+__global__ void not_in_the_mask_mended(const float* in, float* out) { not_in_the_mask<true>(in, out); }
+__global__ void shuffled_from_nobody_broken(const float* in, float* out) { shuffled_from_nobody<false>(in, out); }
+__global__ void shuffled_from_nobody_mended(const float* in, float* out) { shuffled_from_nobody<true>(in, out); }
 __global__ void write_to_input_broken(const float* in, float* out) { write_to_input<false>(in, out); }
 __global__ void write_to_input_mended(const float* in, float* out) { write_to_input<true>(in, out); }
 __global__ void misaligned_global_broken(const float* in, float4* out) { misaligned_global<false>(in, out); }

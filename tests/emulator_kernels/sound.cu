@@ -57,6 +57,16 @@ __global__ void own_bytes(float* out) {
     out[threadIdx.x] = (mine[0] + mine[1] + mine[2] + mine[3]) / 4.f;
 }
 
+/// Two threads read and write the two halves of a word in global memory, each its own.
+__global__ void own_halves(float* out) {
+    __nv_bfloat16* halves = reinterpret_cast<__nv_bfloat16*>(out + 64);
+    halves[threadIdx.x] = __float2bfloat16(static_cast<float>(threadIdx.x));
+    halves[threadIdx.x] = __float2bfloat16(__bfloat162float(halves[threadIdx.x]) / 2.f);
+    const float mine = 2.f * __bfloat162float(halves[threadIdx.x]);
+    __syncthreads();
+    out[threadIdx.x] = mine;
+}
+
 /// Every thread reads what one of them wrote, again and again: reads do not race with each other.
 __global__ void many_readers(float* out) {
     float* tile = dynamic_shared<float>();
