@@ -266,7 +266,7 @@ def _run(contender: Contender, tensors, problem: Problem) -> Row:
 def time_on_gpu(functions: dict[str, Callable[[], object]]) -> tuple[dict[str, Timing], str]:
     """The times of functions that take turns, and how they were taken."""
     if importlib.util.find_spec("triton") is not None:
-        return measure(functions), "triton do_bench, L2 flushed"
+        return measure(functions), "triton do_bench of a CUDA graph, L2 flushed"
     from torch.utils.benchmark import Timer
 
     timings = {}
