@@ -264,6 +264,33 @@ MISTAKES = [
         plain=True,
         result=np.ones(32, np.float32),
     ),
+    Mistake(
+        "failed_assert",
+        "crash",
+        (),  # in the C library
+        (np.zeros(32, np.float32),),
+        block=32,
+        plain=True,
+        result=np.ones(32, np.float32),
+    ),
+    Mistake(
+        "unwritten_static",
+        "uninitialized",
+        ("out[threadIdx.x] = tile[threadIdx.x];",),
+        (np.zeros(32, np.float32),),
+        block=32,
+        space="shared",
+        result=np.ones(32, np.float32),
+    ),
+    Mistake(
+        "barrier_for_half_a_warp",
+        "crash",
+        ("flash::ptx::bar_sync(1, MENDED ? 64 : 48);",),
+        (np.zeros(64, np.float32),),
+        block=64,
+        plain=True,
+        result=np.ones(64, np.float32),
+    ),
 ]
 IN_PLAIN_BUILDS = [mistake for mistake in MISTAKES if mistake.plain]
 

@@ -6,6 +6,7 @@
 #include <climits>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <type_traits>
 
 #include "emulator/half.h"
@@ -19,12 +20,16 @@
 #define __host__
 #define __constant__ static
 #define __forceinline__ inline __attribute__((always_inline))
+// libstdc++ has an attribute of this name. Of its headers that a kernel file may include later, <memory> is the one
+// that spells it so: it has been included above.
+#define __noinline__ __attribute__((noinline))
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __launch_bounds__(...)
 #define __grid_constant__
 // A block runs on one OS thread, so a thread-local array is an array for every block. The emulator finds it, poisons it
 // and checks its range as the module's thread-local segment: a kernel file must not have any other thread_local.
-#define __shared__ thread_local
+// `used`: GCC shall not reason that nobody writes it, or that nobody reads it.
+#define __shared__ __attribute__((used)) thread_local
 
 // ---- coordinates
 

@@ -7,7 +7,7 @@
 namespace emulator {
 
 constexpr int kInterrupt = SIGURG;  // ignored by default, so harmless if it comes late
-constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, kInterrupt};
+constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, kInterrupt};
 static struct sigaction previous_actions[sizeof kSignals / sizeof *kSignals];
 
 /// Where the interrupted code stood; 0 if this machine's layout is not known here.
@@ -29,8 +29,7 @@ static void handle(int signal, siginfo_t* info, void* context) {
         if (worker != nullptr && worker->launch().module.contains(program_counter(context))) worker->abandon();
         return;
     }
-    if (worker == nullptr) {  // not ours: restore what was there, and let the
-                              // instruction fault again
+    if (worker == nullptr || !worker->on_a_fiber()) {  // not a kernel's: it is to fault again, as without us
         for (size_t i = 0; i < sizeof kSignals / sizeof *kSignals; ++i)
             if (kSignals[i] == signal) sigaction(signal, &previous_actions[i], nullptr);
         return;

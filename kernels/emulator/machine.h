@@ -164,6 +164,7 @@ class Worker {
     uint32_t block_id() const { return block_id_; }
     std::vector<Warp>& warps() { return warps_; }
     const std::vector<Thread>& threads() const { return threads_; }
+    bool on_a_fiber() const { return on_a_fiber_; }
     bool on_a_stack(uintptr_t address) const { return stacks_.contains(reinterpret_cast<void*>(address)); }
     /// The buffer that an instruction has accessed last, perhaps: it mostly is the one that it accesses next.
     const Buffer*& recent_buffer(uint32_t pc) { return recent_buffers_[(pc ^ pc >> 6) % 64]; }
@@ -190,7 +191,6 @@ class Worker {
     bool complete_whoever_is_there(Warp& warp);
     void arrive(Warp& warp, int id, unsigned threads, bool wait);
     void release_block_barrier();
-    void check_returned_threads();
     void wake(const uint32_t (&lanes)[kMaxWarps]);
     void stop_if_cancelled();
     void make_ready(Warp& warp, uint32_t lanes);
@@ -210,6 +210,7 @@ class Worker {
     int current_warp_ = 0;
     Thread* running_ = nullptr;
     Context main_;  // run_block, which the block's threads go back to
+    bool on_a_fiber_ = false;
     bool abandoned_ = false;
     uint32_t last_call_ = 0;
     struct {

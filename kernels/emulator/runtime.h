@@ -22,8 +22,8 @@ EMULATOR_API void* emulator_dynamic_shared() __attribute__((const));
 EMULATOR_API void emulator_launch(const void* kernel, void (*thread)(void*), void* argument, const unsigned grid[3],
                                   const unsigned block[3], size_t dynamic_shared_bytes, bool instrumented);
 
-/// bar.sync (wait) or bar.arrive (!wait). threads == 0: every thread of the block. file:line names the barrier, because
-/// the compiler may duplicate the call.
+/// With a line, __syncthreads: file:line names the barrier, because the compiler may duplicate the call. Else bar.sync
+/// (wait) or bar.arrive (!wait).
 EMULATOR_API void emulator_barrier(int id, unsigned threads, bool wait, const char* file, int line);
 EMULATOR_API void emulator_syncwarp(uint32_t mask);
 EMULATOR_API uint32_t emulator_active_mask();

@@ -71,7 +71,9 @@ void Worker::run_block(uint64_t block) {
     memset(shared_.dynamic_begin, 0xff, shared_.dynamic_bytes);
     start_threads();
     if (trace_ != nullptr) trace_->start_block();
+    on_a_fiber_ = true;
     switch_context(main_, resume(&threads_[0]));
+    on_a_fiber_ = false;
     if (crash_.signal != 0) report_crash();
     if (trace_ != nullptr) trace_->end_block();
     if (abandoned_) {
@@ -279,7 +281,6 @@ void Worker::block_barrier(const char* file, int line, uint32_t pc) {
 /// Lets __syncthreads pass if every live thread has arrived.
 void Worker::release_block_barrier() {
     if (block_barrier_.arrived == 0 || block_barrier_.arrived + finished_ < threads_.size()) return;
-    if (finished_ > 0) check_returned_threads();
     const BlockBarrier barrier = std::exchange(block_barrier_, BlockBarrier());
     if (trace_ != nullptr) {
         trace_->drain(warp(), kAllLanes);
@@ -289,20 +290,6 @@ void Worker::release_block_barrier() {
         trace_->races.order_block();
     }
     wake(barrier.waiting);
-}
-
-/// A warp that has returned is not missed at a barrier. A part of a warp is: its other lanes wait without it.
-void Worker::check_returned_threads() {
-    for (const Warp& warp : warps_) {
-        const uint32_t returned = warp.exists & ~warp.alive, waiting = block_barrier_.waiting[warp.number];
-        if (returned == 0 || waiting == 0) continue;
-        if (Finding* finding = occurred(Kind::divergent_barrier, block_barrier_.pc)) {
-            finding->threads = {warp.number * kWarpSize + __builtin_ctz(waiting),
-                                warp.number * kWarpSize + __builtin_ctz(returned)};
-            finding->detail = "some lanes of a warp wait here, the others have returned";
-        }
-        return;
-    }
 }
 
 void Worker::wake(const uint32_t (&lanes)[kMaxWarps]) {
@@ -319,10 +306,11 @@ struct Arrival {
 }  // namespace
 
 void Worker::named_barrier(int id, unsigned threads, bool wait, uint32_t pc) {
-    if (id < 0 || id >= kBarriers) {
+    if (id < 0 || id >= kBarriers || threads == 0 || threads % kWarpSize != 0) {
         if (Finding* finding = occurred(Kind::crash, pc)) {
             finding->threads = {running_->number};
-            finding->detail = "barrier " + std::to_string(id) + ", of which there are " + std::to_string(kBarriers);
+            finding->detail = "barrier " + std::to_string(id) + " for " + std::to_string(threads) +
+                              " threads: there are " + std::to_string(kBarriers) + " barriers, for whole warps";
         }
         abandon();
     }
@@ -390,6 +378,8 @@ void Worker::report_crash() {
         finding->detail = "integer division by zero";
     else if (stacks_.in_guard_page(crash_.address))
         finding->detail = "stack overflow: a thread has " + std::to_string(Stacks::kBytes / 1024) + " KiB";
+    else if (signal == SIGABRT)
+        finding->detail = "a failed assert, an exception that nobody catches, or abort()";
     else if (signal == SIGILL)
         finding->detail = "__trap() or an instruction that this machine does not have";
     else
@@ -429,7 +419,7 @@ void* emulator_dynamic_shared() { return current_worker->shared().dynamic_begin;
 void emulator_barrier(int id, unsigned threads, bool wait, const char* file, int line) {
     Worker& worker = *current_worker;
     const uint32_t pc = worker.enter(__builtin_return_address(0));
-    if (threads == 0)
+    if (line != 0)
         worker.block_barrier(file, line, pc);
     else
         worker.named_barrier(id, threads, wait, pc);

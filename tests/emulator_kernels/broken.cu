@@ -1,6 +1,8 @@
 // Kernels with one mistake each, and beside each the same kernel mended. tests/test_emulator_findings.py launches both:
 // the first must be reported, at the very line; the second must be clean.
+#include <cassert>
 #include <flash/launch.cuh>
+#include <flash/ptx/barrier.cuh>
 #include <flash/ptx/cp_async.cuh>
 
 namespace {
@@ -190,7 +192,7 @@ __device__ __forceinline__ void division_by_zero(const int* in, int* out) {
 }
 
 /// A frame of 16 KiB at each of `depth` calls.
-__attribute__((noinline)) __device__ float recurse(const float* in, int depth) {
+__device__ __noinline__ float recurse(const float* in, int depth) {
     volatile float frame[4096];
     frame[depth % 4096] = in[0];
     return depth == 0 ? frame[0] : recurse(in, depth - 1) + frame[depth % 4096];
@@ -199,6 +201,27 @@ __attribute__((noinline)) __device__ float recurse(const float* in, int depth) {
 template <bool MENDED>
 __device__ __forceinline__ void stack_overflow(const float* in, float* out) {
     out[threadIdx.x] = recurse(in, MENDED ? 0 : 10000);
+}
+
+template <bool MENDED>
+__device__ __forceinline__ void failed_assert(float* out) {
+    assert(MENDED || threadIdx.x != 3);
+    out[threadIdx.x] = 1.f;
+}
+
+/// A static array that nobody writes.
+template <bool MENDED>
+__device__ __forceinline__ void unwritten_static(float* out) {
+    __shared__ float tile[32];
+    if (MENDED) tile[threadIdx.x] = 1.f;
+    out[threadIdx.x] = tile[threadIdx.x];
+}
+
+/// Named barriers are for whole warps.
+template <bool MENDED>
+__device__ __forceinline__ void barrier_for_half_a_warp(float* out) {
+    flash::ptx::bar_sync(1, MENDED ? 64 : 48);
+    out[threadIdx.x] = 1.f;
 }
 
 }  // namespace
@@ -257,5 +280,11 @@ __global__ void division_by_zero_broken(const int* in, int* out) { division_by_z
 __global__ void division_by_zero_mended(const int* in, int* out) { division_by_zero<true>(in, out); }
 __global__ void stack_overflow_broken(const float* in, float* out) { stack_overflow<false>(in, out); }
 __global__ void stack_overflow_mended(const float* in, float* out) { stack_overflow<true>(in, out); }
+__global__ void failed_assert_broken(float* out) { failed_assert<false>(out); }
+__global__ void failed_assert_mended(float* out) { failed_assert<true>(out); }
+__global__ void unwritten_static_broken(float* out) { unwritten_static<false>(out); }
+__global__ void unwritten_static_mended(float* out) { unwritten_static<true>(out); }
+__global__ void barrier_for_half_a_warp_broken(float* out) { barrier_for_half_a_warp<false>(out); }
+__global__ void barrier_for_half_a_warp_mended(float* out) { barrier_for_half_a_warp<true>(out); }
 
 __global__ void fill(float* out) { out[blockIdx.x * blockDim.x + threadIdx.x] = 1.f; }

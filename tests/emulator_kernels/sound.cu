@@ -38,14 +38,14 @@ __global__ void double_buffer(float* out) {
     out[threadIdx.x] = blockDim.x - 1 - sum / 8.f;
 }
 
-/// A warp that has left the kernel no longer counts at barriers.
+/// Threads that have left the kernel no longer count at barriers, be they a whole warp or a part of one.
 __global__ void early_exit(float* out) {
     float* tile = dynamic_shared<float>();
     out[threadIdx.x] = threadIdx.x;
-    if (threadIdx.x >= 64) return;
+    if (threadIdx.x >= 40) return;
     tile[threadIdx.x] = threadIdx.x;
     __syncthreads();
-    out[threadIdx.x] = 63.f - tile[63 - threadIdx.x];
+    out[threadIdx.x] = 39.f - tile[39 - threadIdx.x];
 }
 
 /// Each thread writes and reads its own bytes only, with other widths.
