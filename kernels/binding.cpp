@@ -1,6 +1,6 @@
-// Makes a PyTorch operator of a kernel: the only file here that sees PyTorch, through its stable ABI. It is compiled once
-// for CPU tensors (the emulator) and, with USE_CUDA, once for CUDA tensors; each kernel's object file is linked to one of
-// the two. The operator's schema is defined in flash_tutorial/registry.py, its arguments are prepared by ops.py.
+// Makes a PyTorch operator of a kernel: the only file here that sees PyTorch, through its stable ABI. It is compiled
+// once for CPU tensors (the emulator) and, with USE_CUDA, once for CUDA tensors; each kernel's object file is linked to
+// one of the two. The operator's schema is defined in flash_tutorial/registry.py, its arguments are prepared by ops.py.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -45,8 +45,7 @@ std::tuple<Tensor, Tensor> attention(Tensor q, Tensor k, Tensor v, bool causal, 
     check(q, "q", q);
     check(k, "k", q);
     check(v, "v", q);
-    for (int dim = 0; dim < 4; ++dim)
-        STD_TORCH_CHECK(k.size(dim) == v.size(dim), "v: k's shape is accepted");
+    for (int dim = 0; dim < 4; ++dim) STD_TORCH_CHECK(k.size(dim) == v.size(dim), "v: k's shape is accepted");
     STD_TORCH_CHECK(k.size(0) == q.size(0) && k.size(3) == q.size(3), "k: q's batch and head_dim are accepted");
     STD_TORCH_CHECK(k.size(1) == 0 ? q.size(1) == 0 : q.size(1) % k.size(1) == 0,
                     "q: a number of heads that is a multiple of k's is accepted");
