@@ -97,16 +97,15 @@ Place check(Worker& worker, const Access& access, unsigned alignment) {
     Place place{Space::shared, worker.shared().offset(access.address, access.bytes)};
     if (place.where == SharedMemory::kOutside) {
         place = {Space::global, access.address};
-        const Buffer*& buffer = worker.recent_buffer(access.pc);
-        if (buffer == nullptr || !buffer->contains(access.address, access.bytes) || access.write > buffer->writable)
-            buffer = find_buffer(access.address, access.bytes, access.write);
+        const Buffer* buffer = find_buffer(access.address, access.bytes, access.write);
         if (buffer == nullptr) {
             // A local array, or a constant that the compiler has put beside the code.
             if (worker.on_a_stack(access.address) || worker.launch().module.contains(access.address))
                 return {Space::local, access.address};
             out_of_bounds(worker, access);
         }
-        if (access.write && !buffer->writable) write_to_input(worker, access);
+        if (!buffer->allows(access)) write_to_input(worker, access);
+        worker.recent_buffer(access.pc) = buffer;
     }
     if (access.address & (alignment - 1)) misaligned(worker, access, alignment);
     return place;

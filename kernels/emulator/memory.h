@@ -49,6 +49,9 @@ struct Buffer {
 
     uintptr_t end() const { return begin + bytes; }
     bool contains(uintptr_t address, size_t size) const { return address >= begin && address + size <= end(); }
+    bool allows(const Access& access) const {
+        return contains(access.address, access.bytes) && (writable || !access.write);
+    }
 };
 
 /// The declared buffers. They change only between launches.

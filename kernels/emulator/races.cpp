@@ -258,9 +258,8 @@ class GlobalShadow {
     std::mutex mutex_;
 };
 
-/// The same for what thread `other` of `block` did.
+/// The same for what thread `other` of another block of this launch did.
 bool Races::knows(int thread, uint32_t block, int other, uint32_t clock) const {
-    if (block < worker_.launch().first_block_id) return true;  // an earlier launch
     if (block == block_id_) return knows(thread, other, clock);
     const auto known = known_blocks_.find(block);
     return known != known_blocks_.end() && clock < known->second;
@@ -277,7 +276,7 @@ void Races::global_access(const Buffer& buffer, const Request& request, bool wri
             return lanes;
         };
         const auto check = [&](const GlobalRecord& earlier, const char* detail) {
-            if ((earlier.bytes & bytes) == 0) return;
+            if ((earlier.bytes & bytes) == 0 || earlier.block < worker_.launch().first_block_id) return;
             const uint32_t lanes = unordered(earlier);
             if (lanes == 0) return;
             Finding* finding = worker_.occurred(Kind::race, earlier.pc, request.pc);

@@ -41,7 +41,7 @@ class Trace {
   private:
     /// The accesses of a thread since its log was last drained.
     struct Log {
-        static constexpr int kEntries = 64;
+        static constexpr int kEntries = 32;
         uint64_t keys[kEntries];  // what an access has in common with other lanes' accesses by the same instruction
         uint64_t addresses[kEntries];
         uint64_t targets[kEntries];  // of a cp.async: where it copies to, and how many bytes
