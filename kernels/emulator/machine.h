@@ -20,6 +20,13 @@ constexpr int kMaxWarps = kMaxThreads / kWarpSize;
 constexpr int kBarriers = 16;
 constexpr size_t kMaxSharedBytes = 227 * 1024;  // a block, on the largest GPU emulated
 
+/// Coordinates in a grid or block from a number that counts x fastest.
+inline void coordinates(uint64_t number, const unsigned (&size)[3], unsigned (&result)[3]) {
+    result[0] = static_cast<unsigned>(number % size[0]);
+    result[1] = static_cast<unsigned>(number / size[0] % size[1]);
+    result[2] = static_cast<unsigned>(number / size[0] / size[1]);
+}
+
 class Trace;
 struct Collective;
 struct Warp;

@@ -288,11 +288,10 @@ void Races::global_access(const Buffer& buffer, const Request& request, bool wri
             finding->bytes = request.bytes;
             finding->detail = detail;
             if (earlier.block == block_id_) return;
-            const uint64_t number = earlier.block - worker_.launch().first_block_id;
-            const unsigned* grid = worker_.launch().grid;
-            finding->detail += "; the first thread is in block (" + std::to_string(number % grid[0]) + ", " +
-                               std::to_string(number / grid[0] % grid[1]) + ", " +
-                               std::to_string(number / grid[0] / grid[1]) + ")";
+            unsigned block[3];
+            coordinates(earlier.block - worker_.launch().first_block_id, worker_.launch().grid, block);
+            finding->detail += "; the first thread is in block (" + std::to_string(block[0]) + ", " +
+                               std::to_string(block[1]) + ", " + std::to_string(block[2]) + ")";
         };
         GlobalRecord mine{block_id_, clock(thread), request.pc, bit(lane), static_cast<uint16_t>(request.warp), bytes};
         if (write) {

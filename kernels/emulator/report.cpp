@@ -85,64 +85,65 @@ static std::string quoted(const std::string& text) {
     return json + '"';
 }
 
-template <class Range>
-static std::string list(const Range& values) {
-    std::string json = "[";
-    for (const auto& value : values) {
-        if (json.size() > 1) json += ',';
-        json += std::to_string(value);
-    }
-    return json + ']';
+template <class Range, class ToJson>
+static std::string list(const Range& values, ToJson to_json) {
+    std::string json;
+    for (const auto& value : values) json += (json.empty() ? "" : ",") + to_json(value);
+    return '[' + json + ']';
 }
 
-static std::string field(const char* name, const std::string& json) { return quoted(name) + ':' + json; }
-static std::string field(const char* name, uint64_t value) { return field(name, std::to_string(value)); }
+template <class Range>
+static std::string numbers(const Range& values) {
+    return list(values, [](auto value) { return std::to_string(value); });
+}
 
-static std::string to_json(uint32_t pc, Op op, const Site& site) {
-    return '{' + field("pc", pc) + ',' + field("op", quoted(name(op))) + ',' + field("bytes", site.bytes) + ',' +
-           field("requests", site.requests) + ',' + field("lanes", site.lanes) + ',' + field("sectors", site.sectors) +
-           ',' + field("wavefronts", site.wavefronts) + ',' + field("ideal", site.ideal) + '}';
+static std::string object(const std::vector<std::pair<const char*, std::string>>& fields) {
+    std::string json;
+    for (const auto& [name, value] : fields) json += (json.empty() ? "" : ",") + quoted(name) + ':' + value;
+    return '{' + json + '}';
+}
+
+static std::string to_json(const Sites::value_type& entry) {
+    const auto& [instruction, site] = entry;
+    return object({{"pc", std::to_string(instruction.first)},
+                   {"op", quoted(name(instruction.second))},
+                   {"bytes", std::to_string(site.bytes)},
+                   {"requests", std::to_string(site.requests)},
+                   {"lanes", std::to_string(site.lanes)},
+                   {"sectors", std::to_string(site.sectors)},
+                   {"wavefronts", std::to_string(site.wavefronts)},
+                   {"ideal", std::to_string(site.ideal)}});
 }
 
 static std::string to_json(const Finding& finding) {
-    return '{' + field("kind", quoted(name(finding.kind))) + ',' + field("space", quoted(finding.space)) + ',' +
-           field("block", list(finding.block)) + ',' + field("threads", list(finding.threads)) + ',' +
-           field("pcs", list(finding.pcs)) + ',' + field("offset", finding.offset) + ',' +
-           field("buffer", quoted(finding.buffer)) + ',' + field("bytes", finding.bytes) + ',' +
-           field("count", finding.count) + ',' + field("detail", quoted(finding.detail)) + '}';
+    return object({{"kind", quoted(name(finding.kind))},
+                   {"space", quoted(finding.space)},
+                   {"block", numbers(finding.block)},
+                   {"threads", numbers(finding.threads)},
+                   {"pcs", numbers(finding.pcs)},
+                   {"offset", std::to_string(finding.offset)},
+                   {"buffer", quoted(finding.buffer)},
+                   {"bytes", std::to_string(finding.bytes)},
+                   {"count", std::to_string(finding.count)},
+                   {"detail", quoted(finding.detail)}});
 }
 
 static std::string to_json(const LaunchRecord& launch) {
-    char seconds[32];
-    snprintf(seconds, sizeof seconds, "%.6f", launch.seconds);
-    std::string json = '{' + field("module", quoted(launch.module)) + ',' + field("kernel", launch.kernel) + ',' +
-                       field("instrumented", launch.instrumented ? "true" : "false") + ',' +
-                       field("grid", list(launch.grid)) + ',' + field("block", list(launch.block)) + ',' +
-                       field("shared_bytes", launch.shared_bytes) + ',' + field("blocks_total", launch.blocks_total) +
-                       ',' + field("blocks_run", launch.blocks_run) + ',' + field("seconds", std::string(seconds)) +
-                       ",\"sites\":[";
-    const char* separator = "";
-    for (const auto& [key, site] : launch.sites) {
-        json += separator + to_json(key.first, key.second, site);
-        separator = ",";
-    }
-    json += "],\"findings\":[";
-    separator = "";
-    for (const auto& [key, finding] : launch.findings.all()) {
-        json += separator + to_json(finding);
-        separator = ",";
-    }
-    return json + "]}";
+    return object({{"module", quoted(launch.module)},
+                   {"kernel", std::to_string(launch.kernel)},
+                   {"instrumented", launch.instrumented ? "true" : "false"},
+                   {"grid", numbers(launch.grid)},
+                   {"block", numbers(launch.block)},
+                   {"shared_bytes", std::to_string(launch.shared_bytes)},
+                   {"blocks_total", std::to_string(launch.blocks_total)},
+                   {"blocks_run", std::to_string(launch.blocks_run)},
+                   {"seconds", std::to_string(launch.seconds)},
+                   {"sites", list(launch.sites, [](const auto& entry) { return to_json(entry); })},
+                   {"findings", list(launch.findings.all(), [](const auto& entry) { return to_json(entry.second); })}});
 }
 
 std::string to_json(const std::vector<LaunchRecord>& launches) {
-    std::string json = "{\"launches\":[";
-    const char* separator = "";
-    for (const LaunchRecord& launch : launches) {
-        json += separator + to_json(launch);
-        separator = ",";
-    }
-    return json + "]}";
+    return object({{"launches", list(launches, [](const LaunchRecord& launch) { return to_json(launch); })}});
 }
 
 }  // namespace emulator

@@ -62,9 +62,7 @@ void Worker::run(Launch& launch) {
 Sites Worker::take_sites() { return trace_ != nullptr ? trace_->sites() : Sites(); }
 
 void Worker::run_block(uint64_t block) {
-    block_[0] = static_cast<unsigned>(block % launch_->grid[0]);
-    block_[1] = static_cast<unsigned>(block / launch_->grid[0] % launch_->grid[1]);
-    block_[2] = static_cast<unsigned>(block / launch_->grid[0] / launch_->grid[1]);
+    coordinates(block, launch_->grid, block_);
     block_id_ = launch_->first_block_id + static_cast<uint32_t>(block);
     // Bytes that nobody wrote read as NaN, whatever the floating-point type.
     if (shared_.static_bytes > 0) memset(shared_.static_begin, 0xff, shared_.static_bytes);
@@ -104,14 +102,10 @@ void Worker::start_threads() {
         warp.open.clear();
         make_ready(warp, warp.exists);
     }
-    const unsigned* size = launch_->block;
     for (int t = 0; t < count; ++t) {
         Thread& thread = threads_[static_cast<size_t>(t)];
-        const unsigned number = static_cast<unsigned>(t);
         thread.number = t;
-        thread.index[0] = number % size[0];
-        thread.index[1] = number / size[0] % size[1];
-        thread.index[2] = number / size[0] / size[1];
+        coordinates(static_cast<uint64_t>(t), launch_->block, thread.index);
         thread.copies.clear();
         thread.groups.clear();
         thread.committed = 0;
@@ -340,8 +334,7 @@ void Worker::arrive(Warp& warp, int id, unsigned threads, bool wait) {
     const NamedBarrier passed = std::exchange(barrier, NamedBarrier());
     barrier.generation = passed.generation + 1;
     if (trace_ != nullptr)
-        for (const Warp& other : warps_)
-            if (passed.waiting_warps & bit(other.number)) trace_->races.learn(other.number, passed.published);
+        for (int waiting : each(passed.waiting_warps)) trace_->races.learn(waiting, passed.published);
     wake(passed.waiting);
 }
 
