@@ -28,7 +28,7 @@ AXES: dict[str, tuple] = {
     "heads": ((2, 1, 1), (1, 6, 2), (2, 4, 1)),  # (batch, heads, kv_heads)
     "head_dim": (1, 8, 32, 40, 64, 80, 96, 128),
     "causal": (False, True),
-    "scale": (None, 0.0, -0.3, LARGE_SCALE),
+    "scale": (None, 0.0, -0.1, LARGE_SCALE),
     "layout": ("contiguous", "misaligned", "transposed", "every_other", "expanded"),
     "values": ("normal", "huge", "minus_inf_keys", "minus_inf_rows", "nan_scores", "nonfinite_v"),
 }
@@ -37,7 +37,7 @@ AXES: dict[str, tuple] = {
 # tested: pairs are covered once among these values alone, and once among all.
 TELLING = {
     "lengths": tuple((queries, keys) for queries, keys in AXES["lengths"] if queries * keys > 1),
-    "scale": (None, -0.3),
+    "scale": (None, -0.1),
     "values": ("normal",),
 }
 
@@ -123,10 +123,11 @@ def make_inputs(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return torch.randint(-2, 3, (batch, heads, length, dim), generator=generator).float()
 
     q, k, v = normal(heads, queries), normal(kv_heads, keys), normal(kv_heads, keys)
-    if case.scale == LARGE_SCALE:
-        # Scores that fp32 holds exactly in any order of summation. Otherwise the scale would blow rounding up to
-        # differences of whole units in the exponent, in PyTorch too, and the comparison would say nothing.
-        q, k = (torch.round(4 * x).clamp(-12, 12) / 4 for x in (q, k))
+    # Few enough bits that fp32 holds the scores (nearly) exactly, in whatever order they are summed, and too many for
+    # TF32. The comparison with PyTorch is then one of methods, not of luck in rounding, which the exponential would
+    # blow up, above all with a large scale.
+    steps = 4 if case.scale == LARGE_SCALE else 1024
+    q, k = (torch.round(steps * x) / steps for x in (q, k))
 
     if case.values == "huge":
         # Scores near the end of fp32's range, exact as well, in rows that are negative throughout and rows that are

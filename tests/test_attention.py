@@ -136,6 +136,16 @@ def test_judge_refuses_a_wrong_one(spoil, complaint):
         cases.judge(out, lse, *inputs, causal=True, scale=None, label="")
 
 
+def test_judge_sees_tf32():
+    """A product of inputs cut to TF32's 11 significant bits is not fp32's."""
+    case = cases.Case((5, 9), (1, 2, 1), 32, False, None, "contiguous", "normal", "float32")
+    q, k, v = cases.make_inputs(case)
+    cut = [(tensor.view(torch.int32) & -(1 << 13)).view(torch.float32) for tensor in (q, k)]
+    out, lse = reference.attention_float64(*cut, v)
+    with pytest.raises(AssertionError, match="out is off by more than"):
+        cases.judge(out.float(), lse.float(), q, k, v, causal=False, scale=None, label="")
+
+
 def test_outputs_begin_as_nan(device):
     """What a kernel does not write is not by luck what the last call left there."""
     with cases.poisoned_allocations():
