@@ -12,8 +12,7 @@ using namespace emulator;
 void emulator_cp_async(void* shared, const void* global, unsigned bytes, unsigned source_bytes, bool bypass_l1) {
     Worker& worker = *current_worker;
     const AsyncCopy copy{static_cast<char*>(shared), static_cast<const char*>(global), static_cast<uint8_t>(bytes),
-                         static_cast<uint8_t>(std::min(source_bytes, bytes)),
-                         worker.enter(__builtin_return_address(0))};
+                         static_cast<uint8_t>(std::min(source_bytes, bytes)), worker.pc(__builtin_return_address(0))};
     if (Trace* trace = worker.trace()) trace->copy_issued(copy, bypass_l1);
     memset(shared, 0xff, bytes);
     worker.running().copies.push_back(copy);

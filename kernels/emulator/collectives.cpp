@@ -24,7 +24,7 @@ struct Exchange {
 
 static uint64_t exchange(Op op, uint32_t mask, Perform perform, Exchange mine, const void* return_address) {
     Worker& worker = *current_worker;
-    worker.collective({op, mask, worker.enter(return_address), perform}, &mine);
+    worker.collective({op, mask, worker.pc(return_address), perform}, &mine);
     return mine.result;
 }
 
@@ -234,7 +234,7 @@ static void move_matrices(Warp& warp, const Collective& collective) {
 
 static EmulatorFragment matrices(Op op, Matrices mine, const void* return_address) {
     Worker& worker = *current_worker;
-    Collective collective{op, kAllLanes, worker.enter(return_address), move_matrices};
+    Collective collective{op, kAllLanes, worker.pc(return_address), move_matrices};
     collective.bytes = 16;
     if (worker.trace() != nullptr && worker.lane() < 8 * mine.count)
         mine.offset =
@@ -249,13 +249,13 @@ using namespace emulator;
 
 void emulator_syncwarp(uint32_t mask) {
     Worker& worker = *current_worker;
-    worker.collective({Op::syncwarp, mask, worker.enter(__builtin_return_address(0)), nullptr}, nullptr);
+    worker.collective({Op::syncwarp, mask, worker.pc(__builtin_return_address(0)), nullptr}, nullptr);
 }
 
 uint64_t emulator_shuffle(EmulatorShuffle kind, uint32_t mask, uint64_t value, unsigned bytes, int operand, int width) {
     Worker& worker = *current_worker;
     Exchange mine{value, shuffle_source(kind, worker.lane(), operand, width)};
-    Collective collective{Op::shuffle, mask, worker.enter(__builtin_return_address(0)), shuffle};
+    Collective collective{Op::shuffle, mask, worker.pc(__builtin_return_address(0)), shuffle};
     collective.instructions = bytes / 4;
     collective.bytes = bytes;
     worker.collective(collective, &mine);
@@ -281,7 +281,7 @@ uint32_t emulator_reduce(EmulatorOperation operation, uint32_t mask, uint32_t va
 uint64_t emulator_atomic(EmulatorOperation operation, void* address, unsigned bytes, uint64_t value,
                          uint64_t expected) {
     Worker& worker = *current_worker;
-    Collective collective{Op::atomic, kWhoeverIsThere, worker.enter(__builtin_return_address(0)), perform_atomic};
+    Collective collective{Op::atomic, kWhoeverIsThere, worker.pc(__builtin_return_address(0)), perform_atomic};
     collective.bytes = bytes;
     Atomic mine{operation, address, value, expected, {Space::local, 0}, 0};
     if (worker.trace() != nullptr)
@@ -294,7 +294,7 @@ void emulator_fence() {
     Worker& worker = *current_worker;
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     if (worker.trace() == nullptr) return;
-    worker.collective({Op::fence, kWhoeverIsThere, worker.enter(__builtin_return_address(0)), perform_fence}, nullptr);
+    worker.collective({Op::fence, kWhoeverIsThere, worker.pc(__builtin_return_address(0)), perform_fence}, nullptr);
 }
 
 EmulatorAccumulator emulator_mma_m16n8k16(bool bfloat16, EmulatorFragment a, uint32_t b0, uint32_t b1,
@@ -302,7 +302,7 @@ EmulatorAccumulator emulator_mma_m16n8k16(bool bfloat16, EmulatorFragment a, uin
     Worker& worker = *current_worker;
     Mma mine{a, {b0, b1}, c};
     const Perform perform = bfloat16 ? mma<true> : mma<false>;
-    worker.collective({Op::mma, kAllLanes, worker.enter(__builtin_return_address(0)), perform}, &mine);
+    worker.collective({Op::mma, kAllLanes, worker.pc(__builtin_return_address(0)), perform}, &mine);
     return mine.d;
 }
 

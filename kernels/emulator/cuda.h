@@ -20,9 +20,6 @@
 #define __host__
 #define __constant__ static
 #define __forceinline__ inline __attribute__((always_inline))
-// libstdc++ has an attribute of this name. Of its headers that a kernel file may include later, <memory> is the one
-// that spells it so: it has been included above.
-#define __noinline__ __attribute__((noinline))
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __launch_bounds__(...)
 #define __grid_constant__

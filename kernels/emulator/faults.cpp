@@ -1,5 +1,6 @@
 #include "emulator/faults.h"
 
+#include <execinfo.h>
 #include <ucontext.h>
 
 #include "emulator/machine.h"
@@ -22,6 +23,17 @@ static uintptr_t program_counter(const void* context) {
 #endif
 }
 
+/// Where the kernel stood, one past the instruction: there, or in a call that led into the emulator or the C library.
+static uintptr_t kernel_address(const Module& module, const void* context) {
+    const uintptr_t counter = program_counter(context);
+    if (module.contains(counter)) return counter + 1;
+    void* frames[64];
+    const int count = backtrace(frames, 64);
+    for (int i = 0; i < count; ++i)
+        if (module.contains(reinterpret_cast<uintptr_t>(frames[i]))) return reinterpret_cast<uintptr_t>(frames[i]);
+    return 0;
+}
+
 static void handle(int signal, siginfo_t* info, void* context) {
     Worker* worker = current_worker;
     if (signal == kInterrupt) {
@@ -34,10 +46,12 @@ static void handle(int signal, siginfo_t* info, void* context) {
             if (kSignals[i] == signal) sigaction(signal, &previous_actions[i], nullptr);
         return;
     }
-    worker->crash(signal, info->si_addr, program_counter(context));
+    worker->crash(signal, info->si_addr, kernel_address(worker->launch().module, context));
 }
 
 FaultHandlers::FaultHandlers() {
+    void* frame;
+    backtrace(&frame, 1);  // the first call may load a library, which a signal's handler must not
     struct sigaction action = {};
     action.sa_sigaction = handle;
     // The handler may leave by switching to another stack, so the signal must not stay blocked: SA_NODEFER.

@@ -153,8 +153,6 @@ class Worker {
     uint32_t pc(const void* return_address) const {
         return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(return_address) - launch_->module.base);
     }
-    /// The same where kernel code calls the emulator, which a fault in the course of the call is put down to.
-    uint32_t enter(const void* return_address) { return last_call_ = pc(return_address); }
     /// Takes part in a warp collective; returns when it has been performed. `operands` outlives the call.
     void collective(const Collective& collective, void* operands);
     void block_barrier(const char* file, int line, uint32_t pc);
@@ -163,8 +161,9 @@ class Worker {
     void wait_for_drain();
     /// Records a fatal finding's block as lost and leaves it; the launch stops. The fiber is never resumed.
     [[noreturn]] void abandon();
-    /// The running thread has got a signal at `program_counter`. Called from the signal's handler.
-    [[noreturn]] void crash(int signal, const void* address, uintptr_t program_counter);
+    /// The running thread has got a signal. Called from the signal's handler. `kernel_address` is where the kernel
+    /// stood, one past the instruction; 0 if that is not known.
+    [[noreturn]] void crash(int signal, const void* address, uintptr_t kernel_address);
 
     const Launch& launch() const { return *launch_; }
     const unsigned* block() const { return block_; }
@@ -219,11 +218,10 @@ class Worker {
     Context main_;  // run_block, which the block's threads go back to
     bool on_a_fiber_ = false;
     bool abandoned_ = false;
-    uint32_t last_call_ = 0;
     struct {
         int signal = 0;  // 0: no crash
         const void* address;
-        uintptr_t program_counter;
+        uintptr_t kernel_address;
     } crash_;
     Stacks stacks_;
     const Buffer* recent_buffers_[64];

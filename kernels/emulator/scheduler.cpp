@@ -349,19 +349,14 @@ Finding* Worker::occurred(Kind kind, uint32_t first_pc, uint32_t second_pc) {
     return finding;
 }
 
-void Worker::crash(int signal, const void* address, uintptr_t program_counter) {
-    crash_ = {signal, address, program_counter};
+void Worker::crash(int signal, const void* address, uintptr_t kernel_address) {
+    crash_ = {signal, address, kernel_address};
     abandon();
 }
 
 void Worker::report_crash() {
     const int signal = std::exchange(crash_.signal, 0);
-    // A fault inside the emulator or the C library is put down to the kernel's call. Reported addresses are those to
-    // which a call returns, one past the instruction.
-    const Module& module = launch_->module;
-    const uint32_t pc = module.contains(crash_.program_counter)
-                            ? static_cast<uint32_t>(crash_.program_counter - module.base) + 1
-                            : last_call_;
+    const uint32_t pc = crash_.kernel_address == 0 ? 0 : this->pc(reinterpret_cast<void*>(crash_.kernel_address));
     Finding* finding = occurred(Kind::crash, pc);
     if (finding == nullptr) return;
     finding->threads = {running_->number};
@@ -411,7 +406,7 @@ void* emulator_dynamic_shared() { return current_worker->shared().dynamic_begin;
 
 void emulator_barrier(int id, unsigned threads, bool wait, const char* file, int line) {
     Worker& worker = *current_worker;
-    const uint32_t pc = worker.enter(__builtin_return_address(0));
+    const uint32_t pc = worker.pc(__builtin_return_address(0));
     if (line != 0)
         worker.block_barrier(file, line, pc);
     else

@@ -192,7 +192,7 @@ __device__ __forceinline__ void division_by_zero(const int* in, int* out) {
 }
 
 /// A frame of 16 KiB at each of `depth` calls.
-__device__ __noinline__ float recurse(const float* in, int depth) {
+[[gnu::noinline]] __device__ float recurse(const float* in, int depth) {
     volatile float frame[4096];
     frame[depth % 4096] = in[0];
     return depth == 0 ? frame[0] : recurse(in, depth - 1) + frame[depth % 4096];
