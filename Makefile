@@ -54,6 +54,10 @@ build: setup  ## build what has changed
 docs: build  ## write the tables of the README files anew
 	@$(BIN)/python tools/readme.py
 
+notebooks: build  ## run the notebooks anew, where they are
+	$(call say,'Running the notebooks')
+	@$(BIN)/jupyter nbconvert --to notebook --inplace --execute --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
+
 lint: setup  ## check the style
 	$(call say,'Checking the style')
 	@$(BIN)/ruff check
@@ -73,7 +77,7 @@ check:
 
 else
 
-demo test test-full lab build docs lint format setup:
+demo test test-full lab build docs notebooks lint format setup:
 	@echo 'This is $(shell uname -s); the kernels build and run on Linux. On macOS and Windows use Docker:'
 	@echo '  docker build -t flash-tutorial .'
 	@echo '  docker run --rm -it flash-tutorial make demo'
@@ -89,4 +93,4 @@ clean:  ## remove what was built and cached; to remove the environment too: rm -
 	rm -rf build flash_tutorial/_lib flash_tutorial.egg-info .pytest_cache .ruff_cache .hypothesis
 	find flash_tutorial tests tools -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help demo test test-full lab build docs lint format setup check clean
+.PHONY: help demo test test-full lab build docs notebooks lint format setup check clean

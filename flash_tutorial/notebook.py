@@ -276,7 +276,7 @@ def at_length(version: str, counter: str, length: int, head_dim: int = 64) -> in
 
 
 def stored(version: str, seq: int = 2048, head_dim: int = 64, causal: bool = False) -> Mapping | None:
-    """The measured row of a version (or of ``"sdpa"``) at B·H = 48, as results/ has it, or None."""
+    """The measured row of a version, or of a PyTorch reference, at B·H = 48, as results/ has it, or None."""
     for row in benchmark.load_results():
         if (row["version"], row["seq"], row["head_dim"], row["causal"]) == (version, seq, head_dim, causal):
             return row
@@ -285,7 +285,7 @@ def stored(version: str, seq: int = 2048, head_dim: int = 64, causal: bool = Fal
 
 def times(*versions: str, lengths: Sequence[int] = (512, 1024, 2048)) -> None:
     """Shows the times that results/ holds, and measures them here too if there is a GPU."""
-    contenders = [*(ft.version(version).name for version in versions), "sdpa"]
+    contenders = [*(ft.version(version).name for version in versions), "sdpa_efficient"]
     rows = []
     kept = {(name, n): stored(name, n) for name in contenders for n in lengths}
     label = next((stored_label(row) for row in kept.values() if row), None)
