@@ -1,4 +1,4 @@
-"""The command `flash-tutorial`: list, run, compare, diff, doctor.
+"""The command `flash-tutorial`: list, run, compare, diff, inspect, doctor.
 
 What takes long to import (torch above all) is imported by the commands that need it, so that `list`, `diff` and
 `--help` answer at once.
@@ -48,6 +48,7 @@ def _teach(text: str, right: str, wrong: str) -> str:
       flash-tutorial run v03 --causal        one version on random tensors: right? what does it cost?
       flash-tutorial compare all sdpa        all of them and PyTorch, side by side
       flash-tutorial diff v03                what v03 changed from v02
+      flash-tutorial inspect v03 v04         registers, occupancy and instructions, as nvcc makes them
       flash-tutorial doctor                  what this machine can do, and what it lacks
 
     A version goes by its number (v03, v3, 3), its full name (v03_warp_local) or its word (warp_local). The path of a
@@ -358,6 +359,68 @@ def diff(version: str, other: str | None, like: str | None, fmt: str) -> None:
     for line in found.lines:
         click.secho(line, fg=colours.get(line[:1]), color=colour)
     click.secho(found.summary, bold=True, color=colour)
+
+
+# ---------------------------------------------------------------------------------------------------------- inspect
+
+
+@main.command(
+    "inspect",
+    short_help="Registers, shared memory, occupancy and instructions.",
+    help=_teach(
+        """Compiles a version for one architecture and shows what it takes and what it became; with OTHER, both and
+    their differences. No GPU is needed: ptxas (of nvcc) tells registers, static shared memory, stack and spills,
+    nvdisasm the instructions, and a tiny launch in the emulator the threads and the dynamic shared memory of a block.
+
+    \b
+    Examples:
+      flash-tutorial inspect v04
+      flash-tutorial inspect v03 v04 --arch sm_80 --head-dim 128
+      flash-tutorial inspect ./my_v03.cu --sass | less
+
+    \b
+    How to read it:
+      registers, shared   an SM has 65,536 registers and, by --arch, 100 to 228 KiB of shared memory
+                          for the blocks that it holds at a time
+      occupancy           warps that an SM holds, of those it could; `limited by` says what runs out
+      spills              registers moved to memory for want of room: LDL and STL in the code
+      instructions        as they stand in the code: one in a loop counts once
+
+    Without nvdisasm all but the instructions is shown, with what to install.
+    """,
+        "the kernels were inspected",
+        "a kernel does not compile: nvcc's message says why",
+    ),
+)
+@click.argument("version", metavar="VERSION|PATH.cu")
+@click.argument("other", required=False)
+@click.option("--arch", metavar="sm_NN", help="sm_80, sm_86, sm_89, sm_90 or sm_90a.  [default: sm_90]")
+@click.option("--head-dim", type=int, default=64, show_default=True, help="Whose kernels to show.")
+@click.option("--like", metavar="VERSION", help="The version whose dtypes and head sizes your .cu has.")
+@click.option("--sass", is_flag=True, help="The machine code too, under its source lines.")
+@click.option("--format", "fmt", type=click.Choice(["simple", "github", "json"]), default="simple", show_default=True)
+@click.pass_context
+def inspect_(
+    ctx: click.Context,
+    version: str,
+    other: str | None,
+    arch: str | None,
+    head_dim: int,
+    like: str | None,
+    sass: bool,
+    fmt: str,
+) -> None:
+    from flash_tutorial import inspect as inspecting
+    from flash_tutorial import registry
+
+    with _asked_wrongly():
+        found = [registry.resolve(name, like) for name in (version, other) if name is not None]
+        try:
+            inspections = [inspecting.inspect(each, arch, head_dim, sass) for each in found]
+        except build.BuildError as error:
+            click.echo(error, err=True)
+            ctx.exit(WRONG)
+    click.echo(inspecting.describe(inspections, fmt, sass))
 
 
 # ---------------------------------------------------------------------------------------------------------- doctor

@@ -1,0 +1,297 @@
+"""What ptxas and nvdisasm say is read rightly, and what is missing is said. The texts here are shortened real ones."""
+
+import importlib.metadata
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from flash_tutorial import build, inspect, model, registry
+from flash_tutorial.cli import main
+
+needs_nvcc = pytest.mark.skipif(build.nvcc() is None, reason="there is no nvcc")
+needs_nvdisasm = pytest.mark.skipif(inspect.disassembler() is None, reason="there is no nvdisasm")
+
+SYMBOL = "_ZN50_GLOBAL__N__b70b7ae9_17_v03_warp_local_cu_d85b1ff016attention_kernelILi{}EEEvN5flash6ParamsE"
+PTXAS = f"""\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '{SYMBOL.format(128)}' for 'sm_80'
+ptxas info    : Function properties for _Z4helpf
+    8 bytes stack frame, 99 bytes spill stores, 99 bytes spill loads
+ptxas info    : Function properties for {SYMBOL.format(128)}
+    1200 bytes stack frame, 24 bytes spill stores, 40 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 256 bytes smem, 360 bytes cmem[0]
+ptxas info    : Compile time = 47.666 ms
+ptxas info    : Compiling entry function '{SYMBOL.format(64)}' for 'sm_80'
+ptxas info    : Function properties for {SYMBOL.format(64)}
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 128 registers, used 1 barriers
+ptxas info    : Compile time = 68.901 ms
+"""
+SASS = f"""\
+\t.target\tsm_90
+
+//--------------------- .text.{SYMBOL.format(64)} --------------------------
+\t.section\t.text.{SYMBOL.format(64)},"ax",@progbits
+.text.{SYMBOL.format(64)}:
+        .type           {SYMBOL.format(64)},@function
+{SYMBOL.format(64)}:
+\t//## File "{Path(__file__)}", line 1
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/                   HFMA2.MMA R2, -RZ, RZ, 0, 0 ;
+\t//## File "{Path(__file__)}", line 3
+        /*0020*/              @!P0 LDG.E.CONSTANT R8, desc[UR6][R8.64] ;
+.L_x_5:
+        /*0030*/                   FFMA R4, R5.reuse, R6, R4 ;
+        /*0040*/                   UIADD3 UR4, UR11, 0x3f, URZ ;
+        /*0050*/               @P1 BRA `(.L_x_5) ;
+        /*0060*/                   EXIT ;
+        /*0070*/                   NOP;
+
+//--------------------- .text._Z1fPf --------------------------
+.text._Z1fPf:
+_Z1fPf:
+        /*0000*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24 ;
+"""
+
+
+def call(*arguments):
+    result = CliRunner().invoke(main, ["inspect", *map(str, arguments)], prog_name="flash-tutorial")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def refused(*arguments) -> str:
+    result = call(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    return " ".join(result.stderr.split())
+
+
+@pytest.fixture
+def without_nvdisasm(monkeypatch):
+    monkeypatch.setattr(inspect, "disassembler", lambda: None)
+
+
+@pytest.fixture
+def stored(monkeypatch):
+    """inspect() with the texts above instead of tools, and a launch of attention_kernel<64>."""
+    monkeypatch.setattr(build, "nvcc", lambda: "nvcc")
+    monkeypatch.setattr(inspect, "_compile", lambda source, capability, cubin: PTXAS)
+    monkeypatch.setattr(inspect, "disassembler", lambda: "nvdisasm")
+    monkeypatch.setattr(inspect, "_disassemble", lambda cubin: SASS)
+    monkeypatch.setattr(inspect, "_launches", lambda version, head_dim: {"attention_kernel<64>": (128, 32768)})
+    if shutil.which("c++filt") is None:
+        names = {SYMBOL.format(size): f"attention_kernel<{size}>" for size in (64, 128)}
+        monkeypatch.setattr(inspect, "demangled", lambda symbols: {each: names[each] for each in symbols})
+
+
+# ---------------------------------------------------------------------------------------------- parsing
+
+
+def test_what_ptxas_says():
+    first, second = inspect.parse_ptxas(PTXAS)
+    assert (first.symbol, second.symbol) == (SYMBOL.format(64), SYMBOL.format(128))
+    assert (first.registers, first.static_shared, first.stack, first.spill_stores, first.spill_loads) == (
+        128,
+        0,
+        0,
+        0,
+        0,
+    )
+    figures = (second.registers, second.static_shared, second.stack, second.spill_stores, second.spill_loads)
+    assert figures == (255, 256, 1200, 24, 40)
+
+
+@pytest.mark.parametrize(
+    ("signature", "name"),
+    [
+        ("void (anonymous namespace)::attention_kernel<64>(flash::Params)", "attention_kernel<64>"),
+        ("(anonymous namespace)::scores_kernel(flash::Params)", "scores_kernel"),
+        (
+            "void mine::kernel<(Mode)1, std::pair<int, int> >(float*, int (*)(int))",
+            "kernel<(Mode)1, std::pair<int, int> >",
+        ),
+        ("kernel", "kernel"),
+    ],
+)
+def test_a_kernel_goes_by_its_name_and_template_arguments(signature, name):
+    assert inspect._function_name(signature) == name
+
+
+def test_what_nvdisasm_says():
+    code = inspect.parse_sass(SASS)
+    assert list(code) == [SYMBOL.format(64), "_Z1fPf"]
+    instructions = code[SYMBOL.format(64)]
+    assert [each.offset for each in instructions] == [0, 0x10, 0x20, 0x30, 0x40, 0x50, 0x60]  # the NOP is left out
+    assert [each.line for each in instructions] == [1, 1, 3, 3, 3, 3, 3]
+    assert [each.label for each in instructions] == ["", "", "", ".L_x_5", "", "", ""]
+    assert instructions[2].text == "@!P0 LDG.E.CONSTANT R8, desc[UR6][R8.64]"
+    kinds = ["other", "integer, moves", "LDG", "FFMA", "integer, moves", "branches", "branches"]
+    assert [each.kind for each in instructions] == kinds
+    (last,) = code["_Z1fPf"]  # whose lines nothing tells
+    assert (last.kind, last.file, last.line) == ("HMMA/HGMMA", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("LDSM.16.M88.4 R8, [R4]", "LDS/LDSM"),
+        ("LDGSTS.E.BYPASS.128 [R3], desc[UR4][R4.64]", "LDGSTS/TMA"),
+        ("UTMALDG.4D [UR8], [UR4]", "LDGSTS/TMA"),
+        ("@P0 STL.64 [R1+0x8], R2", "LDL/STL"),
+        ("HFMA2 R2, R3, R4, R5", "other"),
+        ("IMAD.MOV.U32 R4, RZ, RZ, RZ", "integer, moves"),
+        ("SHFL.BFLY PT, R3, R2, 0x10, 0x1f", "SHFL"),
+        ("BAR.SYNC.DEFER_BLOCKING 0x0", "BAR"),
+    ],
+)
+def test_classes(text, kind):
+    assert inspect.Instruction(0, text, "", 0).kind == kind
+
+
+# ---------------------------------------------------------------------------------------------- showing
+
+
+def test_the_launched_kernel_is_shown_with_its_occupancy(stored):
+    found = inspect.inspect(registry.resolve("v03"))
+    (kernel,) = found.kernels
+    assert (found.arch, found.head_dim, found.notes) == ("sm_90", 64, ())
+    assert (kernel.name, kernel.threads, kernel.dynamic_shared) == ("attention_kernel<64>", 128, 32768)
+    assert kernel.occupancy == model.Occupancy(4, "registers", 16, 0.25)
+    assert sum(kernel.histogram.values()) == len(kernel.sass) == 7
+
+
+def test_the_architecture_decides_the_occupancy(stored):
+    occupancy = inspect.inspect(registry.resolve("v03"), "sm_86").kernels[0].occupancy
+    assert (occupancy.blocks, occupancy.limiter) == (3, "shared memory")
+
+
+def test_json(stored):
+    (entry,) = json.loads(call("v03", "--format", "json").stdout)
+    assert list(entry) == ["version", "arch", "head_dim", "kernels", "notes"]
+    (kernel,) = entry["kernels"]
+    assert (kernel["registers"], kernel["instructions"], kernel["histogram"]["FFMA"]) == (128, 7, 1)
+    assert kernel["occupancy"]["limiter"] == "registers" and "sass" not in kernel
+    (entry,) = json.loads(call("v03", "--sass", "--format", "json").stdout)
+    assert entry["kernels"][0]["sass"][3]["label"] == ".L_x_5"
+
+
+def test_two_have_a_column_of_differences(stored, monkeypatch):
+    launches = {"v03_warp_local": (128, 32768), "v04_vectorized": (256, 1024)}
+    monkeypatch.setattr(inspect, "_launches", lambda version, _: {"attention_kernel<64>": launches[version.name]})
+    rows = [row.split("|")[1:-1] for row in call("v03", "v04", "--format", "github").stdout.splitlines() if "|" in row]
+    table = {name.strip(): [cell.strip() for cell in cells] for name, *cells in rows}
+    assert table[""] == ["v03_warp_local attention_kernel<64>", "v04_vectorized attention_kernel<64>", "difference"]
+    assert table["dynamic shared, bytes"] == ["32,768", "1,024", "−31,744"]
+    assert table["threads a block"] == ["128", "256", "+128"]
+    assert table["FFMA"] == ["1", "1", ""]
+    assert "MUFU" not in table  # neither has any
+
+
+def test_kernels_that_do_not_pair_have_no_differences(stored, monkeypatch):
+    both = {f"attention_kernel<{size}>": (128, 0) for size in (64, 128)}
+    monkeypatch.setattr(
+        inspect, "_launches", lambda version, _: both if version.number else {"attention_kernel<64>": (128, 0)}
+    )
+    output = call("v00", "v03").stdout
+    assert "attention_kernel<128>" in output and "difference" not in output
+
+
+def test_the_listing_stands_under_its_source_lines(stored):
+    output = call("v03", "--sass").stdout
+    first = Path(__file__).read_text().splitlines()[0]
+    assert f"test_inspect.py:1  {first}\n    0000  LDC R1, c[0x0][0x28]\n    0010  HFMA2.MMA" in output
+    assert ".L_x_5:\n    0030  FFMA R4, R5.reuse, R6, R4\n" in output
+
+
+def test_without_a_launch_the_rest_is_shown_and_said(stored, monkeypatch):
+    def fail(version, head_dim):
+        raise build.BuildError("no C++ compiler\nat all")
+
+    monkeypatch.setattr(inspect, "_launches", fail)
+    found = inspect.inspect(registry.resolve("v03"))
+    assert [kernel.occupancy for kernel in found.kernels] == [None, None]  # nothing tells which is launched
+    assert found.notes[0].endswith("no launch in the emulator: no C++ compiler")
+    output = inspect.describe([found])
+    assert found.notes[0] in output and "–" in output
+
+
+# ---------------------------------------------------------------------------------------------- what is missing
+
+
+def test_without_a_disassembler_the_rest_is_shown_and_what_to_install(without_nvdisasm, monkeypatch):
+    monkeypatch.setattr(build, "nvcc", lambda: "nvcc")
+    monkeypatch.setattr(inspect, "_compile", lambda source, capability, cubin: PTXAS)
+    monkeypatch.setattr(inspect, "_launches", lambda version, head_dim: {})
+    result = call("v03")
+    assert result.exit_code == 0
+    assert "pip install nvidia-cuda-nvdisasm" in result.stdout and "128" in result.stdout
+    assert "pip install nvidia-cuda-nvdisasm" in refused("v03", "--sass")
+
+
+def test_without_nvcc(monkeypatch):
+    monkeypatch.setattr(build, "nvcc", lambda: None)
+    assert "there is no nvcc" in refused("v03")
+
+
+def test_nvdisasm_of_the_pypi_package_is_found(monkeypatch, tmp_path):
+    program = tmp_path / "nvdisasm"
+    program.touch()
+    licence = SimpleNamespace(stem="License", locate=lambda: tmp_path)
+    files = [licence, SimpleNamespace(stem="nvdisasm", locate=lambda: program)]
+    monkeypatch.setattr(inspect.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: SimpleNamespace(files=files))
+    assert inspect.disassembler() == str(program)
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["v99"], "unknown version 'v99'"),
+        (["v03", "v99"], "unknown version 'v99'"),
+        (["./none_v03.cu"], "there is no kernel file"),
+        (["v03", "--arch", "sm_70"], "unknown architecture 'sm_70': accepted are sm_80, sm_86, sm_89, sm_90, sm_90a"),
+        (["v03", "--head-dim", "0"], "head_dim is 0: v03_warp_local accepts 1 to 128"),
+        (["v03", "--head-dim", "129"], "head_dim is 129"),
+        ([], "Missing argument"),
+    ],
+)
+def test_refusals(arguments, message):
+    assert message in refused(*arguments)
+
+
+# ---------------------------------------------------------------------------------------------- the tools themselves
+
+
+@needs_nvcc
+def test_a_real_compile(without_nvdisasm):
+    (entry,) = json.loads(call("v03", "--head-dim", "20", "--arch", "sm_80", "--format", "json").stdout)
+    (kernel,) = entry["kernels"]
+    assert (entry["arch"], entry["head_dim"], kernel["name"]) == ("sm_80", 32, "attention_kernel<32>")
+    assert 32 <= kernel["registers"] <= 255 and kernel["threads"] == 128 and kernel["dynamic_shared"] > 0
+    assert kernel["occupancy"]["blocks"] >= 1 and kernel["histogram"] is None
+
+
+@needs_nvcc
+@needs_nvdisasm
+def test_a_real_disassembly():
+    found = inspect.inspect(registry.resolve("v03"))
+    (kernel,) = found.kernels
+    assert kernel.histogram["FFMA"] > 100 and kernel.histogram["SHFL"] > 100 and found.notes == ()
+    assert any(Path(each.file).name == "v03_warp_local.cu" for each in kernel.sass)
+
+
+@needs_nvcc
+def test_a_kernel_that_does_not_compile(tmp_path):
+    (tmp_path / "my_v03.cu").write_text("int oops = ;\n")
+    result = call(tmp_path / "my_v03.cu")
+    assert result.exit_code == 1 and result.stdout == ""
+    assert "does not compile (nvcc)" in result.stderr and "my_v03.cu(1)" in result.stderr
