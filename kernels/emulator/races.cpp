@@ -241,9 +241,14 @@ class GlobalShadow {
     /// Calls visit(cell, lane, bytes) for the cells of every lane, while no other worker sees them.
     template <class Visit>
     void visit(const Request& request, Visit visit) {
-        std::lock_guard<std::mutex> lock(mutex_);
+        std::unique_lock<std::mutex> lock;  // of the page that the lanes are in, most often all in one
         for (int lane : each(request.lanes)) {
             const uint64_t address = request.addresses[lane];
+            std::mutex& page = pages_[address / 4096 % kPageLocks];
+            if (lock.mutex() != &page) {
+                if (lock.owns_lock()) lock.unlock();  // one at a time, so that nobody waits in a circle
+                lock = std::unique_lock<std::mutex>(page);
+            }
             const unsigned bytes = request.bytes < 4 ? ((1u << request.bytes) - 1) << (address & 3) : 0xf;
             const size_t first = (address - begin_) / 4, count = std::max(1u, request.bytes / 4);
             for (size_t cell = first; cell < first + count; ++cell)
@@ -255,7 +260,8 @@ class GlobalShadow {
     uintptr_t begin_;
     size_t size_;
     GlobalCell* cells_;
-    std::mutex mutex_;
+    static constexpr size_t kPageLocks = 64;
+    std::mutex pages_[kPageLocks];
 };
 
 /// The same for what thread `other` of another block of this launch did.

@@ -41,12 +41,6 @@ static void add(Site& site, const Wavefronts& wavefronts) {
     site.ideal += wavefronts.ideal;
 }
 
-/// From where sectors are counted: the start of the buffer, which cudaMalloc would have put at a multiple of 256 bytes.
-static uint64_t origin(const Request& request) {
-    const Buffer* buffer = find_buffer(request.addresses[first_of(request.lanes)], 1, false);
-    return buffer != nullptr ? buffer->begin : 0;
-}
-
 // ---- logs
 
 void Trace::access(const Access& access) {
@@ -182,6 +176,20 @@ void Trace::request(int warp, uint64_t key, uint32_t lanes, const uint64_t* addr
     }
 }
 
+/// The buffer that the first of these lanes is in: most often the one that the instruction met last. Null for one of
+/// the module's constants.
+const Buffer* Trace::buffer(const Request& request, uint32_t lanes, bool write) const {
+    const uint64_t address = request.addresses[first_of(lanes)];
+    const Buffer* recent = worker_.recent_buffer(request.pc);
+    return recent != nullptr && recent->contains(address, 1) ? recent : find_buffer(address, 1, write);
+}
+
+/// From where sectors are counted: the start of the buffer, which cudaMalloc would have put at a multiple of 256 bytes.
+uint64_t Trace::origin(const Request& request) const {
+    const Buffer* first = buffer(request, request.lanes, false);
+    return first != nullptr ? first->begin : 0;
+}
+
 unsigned Trace::global_sectors(const Request& request) const {
     return sectors(request.addresses, request.lanes, request.bytes, origin(request));
 }
@@ -204,12 +212,12 @@ void Trace::matrices(const Warp& warp, const Collective& collective, const uint6
 /// Passes a global access on to the race detector, buffer by buffer. What is only read cannot race.
 void Trace::global_request(const Request& request, bool write) {
     for (uint32_t rest = request.lanes; rest != 0;) {
-        const Buffer* buffer = find_buffer(request.addresses[first_of(rest)], 1, write);
-        if (buffer == nullptr) return;  // a cp.async of one of the module's constants
+        const Buffer* buffer = this->buffer(request, rest, write);
+        if (buffer == nullptr) return;  // a cp.async of a constant
         Request part = request;
         part.lanes = 0;
-        for (int lane : each(rest))
-            if (buffer->contains(request.addresses[lane], 1)) part.lanes |= bit(lane);
+        for_each_lane(rest,
+                      [&](int lane) { part.lanes |= uint32_t(buffer->contains(request.addresses[lane], 1)) << lane; });
         rest &= ~part.lanes;
         if (buffer->shadow != nullptr) races.global_access(*buffer, part, write);
     }

@@ -51,6 +51,8 @@ class Trace {
     uint64_t choose(uint32_t pending, const int* position) const;
     void request(int warp, uint64_t key, uint32_t lanes, const uint64_t* addresses, const uint64_t* targets);
     void global_request(const Request& request, bool write);
+    const Buffer* buffer(const Request& request, uint32_t lanes, bool write) const;
+    uint64_t origin(const Request& request) const;
 
     Worker& worker_;
     Log logs_[kWarpSize] = {};  // of the warp that runs: it is drained before another one does
