@@ -55,8 +55,14 @@ PROGRESS_BAR_AFTER = 2.0  # seconds
 # ---------------------------------------------------------------------------------------------------------- counters
 
 
-def _counter(meaning: str, metric: str = "") -> int:
-    return field(default=0, metadata={"meaning": meaning, "metric": metric})
+def _counter(meaning: str, metric: str | None, why_not: str = "") -> int:
+    """`metric` is Nsight Compute's metric that equals the counter, or a sum and difference of several; METRIC[OPCODE]
+    is one opcode's share of a metric that is given by opcode. None: there is none, and `why_not` says why."""
+    return field(default=0, metadata={"meaning": meaning, "metric": metric, "why_not": why_not})
+
+
+_OPCODE = "sass__inst_executed_per_opcode"
+_SECTORS_TELL = "Nsight Compute counts the sectors that move, not the bytes that lanes ask for"
 
 
 @dataclass(frozen=True)
@@ -74,12 +80,14 @@ class Counters:
         "sectors that those touch; 4-byte loads of neighbouring lanes need 4 a request",
         "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
     )
-    global_load_bytes: int = _counter("bytes that the lanes asked for (a broadcast counts once a lane)")
+    global_load_bytes: int = _counter(
+        "bytes that the lanes asked for (a broadcast counts once a lane)", None, _SECTORS_TELL
+    )
     global_store_requests: int = _counter(
         "warp instructions that write global memory", "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum"
     )
     global_store_sectors: int = _counter("sectors that those touch", "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum")
-    global_store_bytes: int = _counter("bytes that the lanes wrote")
+    global_store_bytes: int = _counter("bytes that the lanes wrote", None, _SECTORS_TELL)
     shared_load_requests: int = _counter(
         "warp instructions that read shared memory, ldmatrix included",
         "smsp__sass_inst_executed_op_shared_ld.sum + smsp__sass_inst_executed_op_ldsm.sum",
@@ -101,18 +109,30 @@ class Counters:
         "passes beyond the conflict-free number", "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum"
     )
     ldmatrix: int = _counter("ldmatrix instructions", "smsp__sass_inst_executed_op_ldsm.sum")
-    stmatrix: int = _counter("stmatrix instructions")
+    stmatrix: int = _counter("stmatrix instructions", f"{_OPCODE}[STSM]")
     cp_async: int = _counter("cp.async instructions", "smsp__sass_inst_executed_op_ldgsts.sum")
     cp_async_wavefronts: int = _counter(
         "passes in which cp.async writes shared memory",
         "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldgsts.sum",
     )
-    mma: int = _counter("mma.sync instructions", "sm__inst_executed_pipe_tensor_op_hmma.sum")
-    shuffles: int = _counter("shuffles", "SHFL on the SASS page")
-    votes: int = _counter("votes, ballots, matches and warp reductions")
-    barriers: int = _counter("block and named barriers, counted once a warp", "BAR on the SASS page")
-    syncwarps: int = _counter("__syncwarp")
-    atomics: int = _counter("warp instructions that are atomic")
+    mma: int = _counter(
+        "mma.sync instructions",
+        "sm__inst_executed_pipe_tensor_op_hmma.sum - sm__inst_executed_pipe_tensor_op_hmma_type_hfma2.sum",
+    )
+    shuffles: int = _counter("shuffles", f"{_OPCODE}[SHFL]")
+    votes: int = _counter(
+        "votes, ballots, matches and warp reductions", f"{_OPCODE}[VOTE] + {_OPCODE}[MATCH] + {_OPCODE}[REDUX]"
+    )
+    barriers: int = _counter("block and named barriers, counted once a warp", f"{_OPCODE}[BAR]")
+    syncwarps: int = _counter("__syncwarp", None, "nvcc leaves it out where it knows the warp to be together")
+    atomics: int = _counter(
+        "warp instructions that are atomic", f"{_OPCODE}[ATOM] + {_OPCODE}[ATOMG] + {_OPCODE}[ATOMS] + {_OPCODE}[RED]"
+    )
+
+    @classmethod
+    def metrics(cls) -> dict[str, str]:
+        """Counter → what it equals in Nsight Compute, for those that equal something: see `_counter`."""
+        return {f.name: f.metadata["metric"] for f in fields(cls) if f.metadata["metric"]}
 
     def __add__(self, other: Counters) -> Counters:
         return Counters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -140,7 +160,10 @@ class Counters:
         """Every counter, what it counts, and the Nsight Compute metric that equals it: a table in tabulate's `fmt`."""
         from tabulate import tabulate
 
-        rows = [(f.name, f.metadata["meaning"], f.metadata["metric"] or "–") for f in fields(cls)]
+        rows = [
+            (f.name, f.metadata["meaning"], f.metadata["metric"] or f"none: {f.metadata['why_not']}")
+            for f in fields(cls)
+        ]
         return tabulate(rows, headers=("counter", "counts", "Nsight Compute"), tablefmt=fmt)
 
 

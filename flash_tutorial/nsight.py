@@ -1,0 +1,327 @@
+"""Nsight Compute's figures of one attention call: runs `ncu` on it and reads what it says.
+
+    problem = Problem(heads=8, queries=1024, keys=1024, device="cuda")
+    (launch,) = nsight.measure("v04", problem, ["gpu__time_duration.sum", "dram__bytes_read.sum"])
+    launch.metrics["gpu__time_duration.sum"]              # nanoseconds; every figure is in its base unit
+    nsight.counters("v04", problem).shuffles              # the emulator's counters, as the GPU counts them
+
+The call is made in a process of its own, which `ncu` starts: `python -m flash_tutorial.nsight` is that process. Where
+the environment variable FLASH_TUTORIAL_NCU names a directory, the tables that `ncu` prints are kept there as well.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flash_tutorial import emulator, registry
+from flash_tutorial.problem import Problem
+from flash_tutorial.versions import Version
+
+#: Where ncu is looked for after the PATH and the CUDA toolkit's home; the last of several is the newest.
+PLACES = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute")
+KEEP = "FLASH_TUTORIAL_NCU"
+
+
+class NsightError(RuntimeError):
+    """ncu, or the call that it watched, failed: the message says how."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch. `metrics` has what was asked for, by the names asked for: bytes, nanoseconds, percent."""
+
+    kernel: str  # "attention_kernel<64>"
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    metrics: dict[str, float]
+
+
+# ---------------------------------------------------------------------------------------------- measuring
+
+
+def measure(
+    version: str | os.PathLike | Version, problem: Problem, metrics: Sequence[str], *, save: Path | None = None
+) -> list[Launch]:
+    """Every kernel launch of one attention call, in order, each with `metrics`.
+
+    metrics  names of Nsight Compute's ("dram__bytes_read.sum"); METRIC[OPCODE] is one opcode's share of a metric that
+             is given by opcode ("sass__inst_executed_per_opcode[SHFL]"), 0 if the kernel does not have it
+    save     a .ncu-rep file to write, for Nsight Compute's window: it has all sections beside `metrics`
+
+    The call before the measured one builds and loads the kernel. Raises ValueError for a problem that is not on a GPU
+    and for a metric that this GPU does not have, FileNotFoundError where there is no ncu, PermissionError where it may
+    not read the GPU's counters (the message says what to do), BuildError if the kernel does not compile, and
+    NsightError if the call or ncu fails.
+    """
+    version = registry.resolve(version)
+    if problem.device != "cuda":
+        raise ValueError(f"device is {problem.device!r}: Nsight Compute measures on a GPU, --device cuda")
+    if save is not None and save.suffix != ".ncu-rep":
+        raise ValueError(f"{save} ends in {save.suffix or 'no suffix'!r}: a report's name ends in .ncu-rep")
+    ncu = find_ncu()
+    registry.operator(version, "cuda")  # what does not compile says so here, and ncu does not watch nvcc
+    collected = list(dict.fromkeys(_name(metric) for metric in metrics))
+    with tempfile.TemporaryDirectory() as temporary:
+        report = Path(temporary) / "report.ncu-rep"
+        call = Path(temporary) / "call"
+        call.write_bytes(pickle.dumps((version, problem)))
+        command = [
+            # The clock stays as it is found: locking it needs rights, and changes what is measured.
+            *(ncu, "--clock-control", "none"),
+            # Caches are emptied before every pass over a kernel, so that the bytes from DRAM are those of a call that
+            # finds nothing of its input in L2, in a benchmark's every repetition, and alike in every pass.
+            *("--cache-control", "all"),
+            *("--profile-from-start", "off", "--target-processes", "all"),
+            *(("--set", "full", "--import-source", "yes") if save else ()),
+            *("--metrics", ",".join(collected), "--force-overwrite", "--export", str(report)),
+            *(sys.executable, "-m", "flash_tutorial.nsight", str(call)),
+        ]
+        status, said = _run(command)
+        failure = _error_file(call)
+        if failure.exists():
+            raise NsightError(f"{version.label} fails: {failure.read_text(encoding='utf-8')}")
+        _explain(status, said, metrics)
+        if not report.exists():
+            raise NsightError(f"ncu saw no kernel launch of {version.label} and wrote no report:\n{_end(said)}")
+        export = functools.partial(_export, ncu, report, version.label)
+        table = parse(export("raw"))
+        # A table with a metric's instances rounds other numbers, so that it is read for the opcodes alone.
+        by_opcode = any("[" in metric for metric in metrics)
+        instances = parse(export("raw", "--print-metric-instances", "details")) if by_opcode else table
+        if not table or len(table) != len(instances):
+            raise NsightError(f"ncu's report on {version.label} has {len(table)} launches")
+        launches = [_launch(row, opcodes, metrics) for row, opcodes in zip(table, instances, strict=True)]
+        if save is not None:
+            shutil.copyfile(report, save)
+    return launches
+
+
+def counters(version: str | os.PathLike | Version, problem: Problem) -> emulator.Counters:
+    """The GPU's figures of one call, all launches together, in the emulator's vocabulary. A counter that has no metric
+    (it is not in `Counters.metrics()`) stays 0. Raises what `measure` does."""
+    asked = emulator.Counters.metrics()
+    launches = measure(version, problem, needed(asked.values()))
+    return total(launches)
+
+
+def total(launches: Iterable[Launch]) -> emulator.Counters:
+    """The counters of launches that were measured with all that `needed(Counters.metrics().values())` names."""
+    asked = emulator.Counters.metrics()
+    return sum(
+        (
+            emulator.Counters(**{name: round(evaluate(metric, launch.metrics)) for name, metric in asked.items()})
+            for launch in launches
+        ),
+        emulator.Counters(),
+    )
+
+
+def needed(expressions: Iterable[str]) -> list[str]:
+    """The metrics that sums and differences are made of, each once."""
+    return list(dict.fromkeys(metric for each in expressions for _, metric in _terms(each)))
+
+
+def evaluate(expression: str, metrics: dict[str, float]) -> float:
+    """The value of "a + b - c", where a, b and c are metrics. KeyError if one of them was not measured."""
+    return sum(sign * metrics[metric] for sign, metric in _terms(expression))
+
+
+def _terms(expression: str) -> list[tuple[int, str]]:
+    words = ["+", *expression.split()]
+    return [(-1 if sign == "-" else 1, metric) for sign, metric in zip(words[::2], words[1::2], strict=True)]
+
+
+def _name(metric: str) -> str:
+    """A metric as ncu calls it, without an opcode."""
+    return metric.partition("[")[0]
+
+
+# ---------------------------------------------------------------------------------------------- running ncu
+
+
+def find_ncu() -> str:
+    """The path of ncu. Raises FileNotFoundError, which says where it was looked for and where to get it."""
+    homes = [Path(home) / "bin" for name in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(name))]
+    toolkit, own = map(Path, PLACES)
+    releases = sorted(own.glob("*"), key=lambda place: [int(part) for part in re.findall(r"\d+", place.name)])
+    for place in (None, *homes, toolkit, *reversed(releases)):
+        if found := shutil.which("ncu", path=place and str(place)):
+            return found
+    raise FileNotFoundError(
+        "there is no ncu, the program of Nsight Compute: it is not on the PATH, nor in "
+        f"{', '.join(map(str, (*homes, *PLACES)))}. The CUDA toolkit brings it; alone it is at "
+        "https://developer.nvidia.com/nsight-compute. On a CPU, --device cpu counts in the emulator"
+    )
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    """A command's exit status and all that it says, ncu's words and those of the program under it."""
+    root = str(Path(__file__).resolve().parent.parent)
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "LC_ALL": "C", "PYTHONPATH": path}  # numbers written as in C, whatever the reader's language
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=env
+    )
+    return done.returncode, done.stdout
+
+
+def _export(ncu: str, report: Path, label: str, page: str, *options: str) -> str:
+    """One page of a report as CSV."""
+    command = [ncu, "--import", str(report), "--csv", "--page", page, "--print-units", "base", *options]
+    status, said = _run(command)
+    _explain(status, said, ())
+    if folder := os.environ.get(KEEP):
+        kind = "-".join([page, *(option.strip("-") for option in options)])
+        name = re.sub(r"[^\w.=-]+", "_", f"{label}-{kind}")
+        taken = sum(1 for _ in Path(folder).glob(f"{name}-*.csv")) if Path(folder).is_dir() else 0
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / f"{name}-{taken + 1}.csv").write_text(said, encoding="utf-8")
+    return said
+
+
+def _explain(status: int, said: str, metrics: Iterable[str]) -> None:
+    """Raises what ncu's words mean, if they tell of a failure."""
+    if "ERR_NVGPUCTRPERM" in said:
+        raise PermissionError(
+            "ncu may not read the GPU's performance counters (ERR_NVGPUCTRPERM): the NVIDIA driver keeps them for "
+            "administrators. Either run the command as root (with sudo, or in a container that has the capability "
+            "SYS_ADMIN: docker run --cap-add SYS_ADMIN), or let every user read them: put the line `options nvidia "
+            "NVreg_RestrictProfilingToAdminUsers=0` into /etc/modprobe.d/nvidia-profiler.conf and restart the machine. "
+            "See https://developer.nvidia.com/ERR_NVGPUCTRPERM"
+        )
+    errors = [line.removeprefix("==ERROR== ") for line in said.splitlines() if line.startswith("==ERROR==")]
+    unknown = [each for each in dict.fromkeys(map(_name, metrics)) if any(_stem(each) in error for error in errors)]
+    if unknown and any("metric" in error for error in errors):
+        raise ValueError(
+            f"ncu does not have the metric {', '.join(unknown)} on this GPU; `ncu --query-metrics` lists those it has"
+        )
+    if status != 0 or errors:
+        raise NsightError(f"ncu fails (exit status {status}): " + ("\n".join(errors) or _end(said)))
+
+
+def _stem(metric: str) -> str:
+    return metric.partition(".")[0]
+
+
+def _end(said: str) -> str:
+    return "\n".join(said.strip().splitlines()[-8:]) or "(it says nothing)"
+
+
+# ---------------------------------------------------------------------------------------------- reading ncu
+
+
+def parse(text: str) -> list[dict[str, str]]:
+    """The launches on ncu's raw page as CSV, each a row by column name, numbers in their base units.
+
+    Lines before and after the table are passed over. Raises NsightError if there is no table.
+    """
+    lines = text.splitlines()
+    start = next((number for number, line in enumerate(lines) if line.startswith('"ID",')), None)
+    if start is None:
+        raise NsightError(f"ncu printed no table:\n{_end(text)}")
+    header, *rows = csv.reader(line for line in lines[start:] if line.startswith('"'))
+    units, launches = dict.fromkeys(header, ""), []
+    for row in rows:
+        named = dict(zip(header, row, strict=False))
+        if named["ID"]:
+            launches.append({column: _in_base_unit(value, units[column]) for column, value in named.items()})
+        else:
+            units |= named
+    return launches
+
+
+#: What ncu's units, should it not print base ones, are of them.
+_SCALES = {"usecond": 1e3, "us": 1e3, "msecond": 1e6, "ms": 1e6, "second": 1e9, "s": 1e9}
+_SCALES |= {f"{prefix}byte": 1e3**power for power, prefix in enumerate("KMGT", start=1)}
+
+
+def _in_base_unit(value: str, unit: str) -> str:
+    scale = _SCALES.get(unit.partition("/")[0])
+    return value if scale is None else repr(_number(value) * scale)
+
+
+def _number(text: str) -> float:
+    """A cell's number; of "158 (BAR: 64; …)" the first. ValueError if it has none ("n/a", "no data")."""
+    return float(text.partition(" (")[0].replace(",", ""))
+
+
+_INSTANCE = re.compile(r"([A-Z]\w*(?:\.\w+)*): *([0-9][0-9.,e+]*)")
+
+
+def _launch(row: dict[str, str], instances: dict[str, str], metrics: Iterable[str]) -> Launch:
+    """A row of each of the two tables as a Launch."""
+    found = {}
+    for metric in metrics:
+        name, bracket, opcode = metric.rstrip("]").partition("[")
+        cell = (instances if bracket else row).get(name, "")
+        try:
+            if bracket:
+                by_opcode = {code: _number(number.rstrip(",.")) for code, number in _INSTANCE.findall(cell)}
+                if not by_opcode:
+                    raise ValueError
+                found[metric] = by_opcode.get(opcode, 0.0)
+            else:
+                found[metric] = _number(cell)
+        except ValueError:
+            raise ValueError(
+                f"ncu gives no figure for the metric {name} on this GPU ({cell or 'nothing'} is what it says); "
+                "`ncu --query-metrics` lists those it has"
+            ) from None
+    return Launch(kernel_name(row["Kernel Name"]), _sizes(row["Grid Size"]), _sizes(row["Block Size"]), found)
+
+
+def _sizes(text: str) -> tuple[int, int, int]:
+    """(32, 8, 1) from "(32, 8, 1)"."""
+    x, y, z = map(int, re.findall(r"\d+", text))
+    return x, y, z
+
+
+def kernel_name(signature: str) -> str:
+    """ "attention_kernel<float, 64>" from "void <unnamed>::attention_kernel<float, (int)64>(flash::Params)", as the
+    emulator and c++filt have it."""
+    signature = signature.replace("<unnamed>::", "(anonymous namespace)::").replace("(bool)0", "false")
+    signature = re.sub(r"\((?:unsigned )?(?:int|long|short|char)\)(?=-?\d)", "", signature.replace("(bool)1", "true"))
+    return emulator._function_name(signature)
+
+
+# ---------------------------------------------------------------------------------------------- the watched process
+
+
+def _error_file(call: Path) -> Path:
+    return call.with_suffix(".error")
+
+
+def _watched(call: Path) -> None:
+    """Makes the call that `measure` wrote down: once to load the kernel, then once for ncu to look at."""
+    import torch
+
+    from flash_tutorial import ops
+
+    version, problem = pickle.loads(call.read_bytes())
+    try:
+        q, k, v = problem.tensors()
+        run = functools.partial(ops.attention, q, k, v, version=version, causal=problem.causal, scale=problem.scale)
+        run()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+        run()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+    except Exception as error:  # whatever it is, the process that wrote the call down is to say it
+        _error_file(call).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+        raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    _watched(Path(sys.argv[1]))
