@@ -523,14 +523,14 @@ def roofline(
         row = stored(version)
         achieved = row["tflops"] * 1e12 if row else None
         traffic = 4 * heads * length * head_dim * 4 + (extra_bytes or {}).get(version, 0)
-        memory[version[:3]] = flops / traffic, achieved
+        memory[version[:3]] = plots.Point(flops / traffic, achieved, "FP32")
         wavefronts = sum(at_length(version, f"shared_{kind}_wavefronts", length) for kind in ("load", "store"))
         if wavefronts:
-            shared[version[:3]] = flops / (heads * wavefronts * 128), achieved
+            shared[version[:3]] = plots.Point(flops / (heads * wavefronts * 128), achieved, "FP32")
     panels = {"memory": (gpu.dram, memory)}
     if shared:
         panels["shared memory"] = (gpu.sms * gpu.l1_bytes * gpu.clock, shared)
-    figure(plots.roofline(panels, flops=gpu.flops, roof=gpu.name), alt)
+    figure(plots.roofline(panels, ceilings={"FP32": gpu.flops}, roof=gpu.name), alt)
 
 
 # --- breaking things ------------------------------------------------------------------------------------------------

@@ -10,7 +10,9 @@ same in print and in a dark theme.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import matplotlib
 import numpy as np
@@ -18,11 +20,14 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter
+from matplotlib.transforms import Bbox
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 SKY, PURPLE, YELLOW, GREY, INK = "#56B4E9", "#CC79A7", "#F0E442", "#B8B8B8", "#222222"
 OWNERS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW, GREY)
+CONTENDERS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, INK)  # thin lines and small dots: no yellow, no grey
 
 BANKS, BANK_BYTES, SECTOR_BYTES = 32, 4, 32
 
@@ -398,49 +403,220 @@ def bars(groups: Mapping[str, Mapping[str, float]], *, unit: str, log: bool = Fa
     return figure
 
 
+def _put_labels(axes: Axes, labels: Sequence[tuple[str, tuple[float, float]]], lines: Sequence[np.ndarray]) -> None:
+    """Writes each text beside its point, where it covers no other text, no point and, if it can, none of ``lines``.
+
+    ``lines`` are (n, 2) arrays of data coordinates. A text that finds no room close by is moved away and tied to its
+    point by a thin line. To be called last: it looks at where everything else has come to lie.
+    """
+    figure = axes.get_figure()
+    figure.draw_without_rendering()
+    unit = figure.dpi / 72  # pixels
+    place, frame = axes.transData.transform, axes.get_window_extent()
+    taken = [text.get_window_extent() for text in axes.texts]
+    taken += [
+        Bbox.from_bounds(x - 4 * unit, y - 4 * unit, 8 * unit, 8 * unit) for x, y in place([at for _, at in labels])
+    ]
+    path = np.concatenate([place(line) for line in lines])
+    directions = ((1, 0), (-1, 0), (1, -1), (1, 1), (-1, -1), (-1, 1), (0, 1), (0, -1))
+    places = list(itertools.product((7, 14, 22, 32, 44, 60, 80), directions))
+    offset = {"textcoords": "offset points", "fontsize": 7.5, "va": "center"}
+    for text, at in sorted(labels, key=lambda label: label[1][::-1]):
+        note = axes.annotate(text, at, (0, 0), **offset, zorder=4)
+        note.set_in_layout(False)
+
+        def cost(candidate: tuple[int, tuple[int, int]]) -> float:
+            _move(note, candidate)
+            box = note.get_window_extent().padded(unit)
+            covers = any(box.overlaps(other) for other in taken) or not frame.contains(*box.min)
+            return (
+                1000 * (covers or not frame.contains(*box.max))
+                + 25 * box.count_contains(path).clip(max=1)
+                + candidate[0]
+            )
+
+        distance, direction = min(places, key=cost)
+        _move(note, (distance, direction))
+        taken.append(note.get_window_extent().padded(unit))
+        if distance > places[0][0]:
+            tie = {"arrowstyle": "-", "color": GREY, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 4}
+            axes.annotate("", at, note.get_position(), **offset, arrowprops=tie).set_in_layout(False)
+
+
+def _move(note: Annotation, place: tuple[int, tuple[int, int]]) -> None:
+    """Puts a text so many points away from what it is about, to the right or left, above or below it."""
+    distance, (right, up) = place
+    note.set(position=(right * distance, up * distance), ha=("center", "left", "right")[right])
+
+
+@dataclass(frozen=True)
+class Point:
+    """One kernel on a roofline."""
+
+    intensity: float  # FLOP for each byte that the memory moves
+    achieved: float | None  # FLOP/s; None: not measured, drawn as a triangle on the roof
+    ceiling: str  # the name of the roof that its arithmetic has
+    counted: bool = False  # the bytes are counted, not measured: a hollow dot
+
+
 @_styled
 def roofline(
-    panels: Mapping[str, tuple[float, Mapping[str, tuple[float, float | None]]]], *, flops: float, roof: str
+    panels: Mapping[str, tuple[float, Mapping[str, Point]]],
+    *,
+    ceilings: Mapping[str, float],
+    roof: str,
+    notes: Sequence[str] = (),
 ) -> Figure:
     """Arithmetic intensity against the roofs of one chip, one panel for each kind of memory.
 
-    ``panels`` maps a memory's name to its bandwidth in byte/s and its points: a name and (FLOP per byte that this
-    memory moves, FLOP/s measured or ``None``). What was measured is a dot, what was not a triangle on the roof.
-    ``flops`` is the chip's ceiling in FLOP/s, and ``roof`` says whose it is.
+    ``panels`` maps a memory's name to its bandwidth in byte/s and its points by name, ``ceilings`` a kind of
+    arithmetic to its FLOP/s; ``roof`` says whose they are, ``notes`` are lines below the figure.
     """
-    figure, every = _figure(7.4, 3.3, len(panels), sharey=True)
+    figure, every = _figure(7.4, (3.3 if len(panels) > 1 else 4.2) + 0.16 * len(notes), len(panels), sharey=True)
     names = list(dict.fromkeys(name for _, points in panels.values() for name in points))
+    tera, highest = 1e-12, max(ceilings.values())
+    drawn = []
     for axes, (memory, (bandwidth, points)) in zip(every, panels.items(), strict=True):
-        ridge = flops / bandwidth
-        intensities = [intensity for intensity, _ in points.values()]
-        left, right = min(*intensities, ridge) / 16, max(*intensities, ridge) * 12
-        x = np.geomspace(left, right, 200)
-        axes.loglog(x, np.minimum(flops, bandwidth * x), color=INK, linewidth=1.6)
-        axes.text(right, flops * 1.2, f"{_engineering(flops)}FLOP/s", ha="right", fontsize=7.5)
-        middle = (left * ridge) ** 0.5
-        slope = {"textcoords": "offset points", "xytext": (-5, 3), "ha": "right", "fontsize": 7.5}
-        axes.annotate(f"{_engineering(bandwidth)}B/s", (middle, bandwidth * middle), **slope)
-        labels: dict[tuple[float, float], list[tuple[str, tuple[float, float]]]] = {}  # what lies together, by place
-        for name, (intensity, achieved) in points.items():
-            ceiling = min(flops, bandwidth * intensity)
-            height = achieved or ceiling
-            axes.plot([intensity] * 2, [height, ceiling], color=GREY, linewidth=1, linestyle=":")
+        used = [point.intensity for point in points.values()] + [flops / bandwidth for flops in ceilings.values()]
+        left, right = min(used) / 8, max(used) * 8
+        slope = np.geomspace(left, highest / bandwidth, 200)
+        lines = [np.column_stack([slope, bandwidth * slope * tera])]
+        for name, flops in ceilings.items():
+            flat = np.geomspace(flops / bandwidth, right, 200)
+            lines.append(np.column_stack([flat, np.full_like(flat, flops * tera)]))
+            words = f"{name}: {flops * tera:.3g} TFLOP/s"
+            above = {"textcoords": "offset points", "xytext": (0, 3), "ha": "right", "fontsize": 7.5}
+            axes.annotate(words, (right, flops * tera), **above)
+        for line in lines:
+            axes.loglog(*line.T, color=INK, linewidth=1.6)
+        middle = (left * highest / bandwidth) ** 0.5
+        beside = {"textcoords": "offset points", "xytext": (-5, 3), "ha": "right", "fontsize": 7.5}
+        axes.annotate(f"{bandwidth * tera:.3g} TB/s", (middle, bandwidth * middle * tera), **beside)
+        labels: dict[tuple[float, float], list[str]] = {}  # what lies at one place shares a label
+        for name, point in points.items():
+            ceiling = min(ceilings[point.ceiling], bandwidth * point.intensity)
+            height = point.achieved or ceiling
+            axes.plot([point.intensity] * 2, [height * tera, ceiling * tera], color=GREY, linewidth=1, linestyle=":")
+            colour = CONTENDERS[names.index(name) % len(CONTENDERS)]
             axes.plot(
-                intensity,
-                height,
-                marker="o" if achieved else "^",
-                color=OWNERS[names.index(name) % len(OWNERS)],
+                point.intensity,
+                height * tera,
+                marker="o" if point.achieved else "^",
                 markersize=7,
-                markeredgecolor="white",
+                markerfacecolor="white" if point.counted else colour,
+                markeredgecolor=colour if point.counted else "white",
+                markeredgewidth=1.8 if point.counted else 1.0,
                 linestyle="none",
                 zorder=3,
             )
-            together = (round(np.log10(intensity), 1), round(np.log10(height), 1))
-            labels.setdefault(together, []).append((name, (intensity, height)))
-        for who in labels.values():
-            text = ", ".join(name for name, _ in who)
-            axes.annotate(text, who[-1][1], textcoords="offset points", xytext=(6, -11), fontsize=7.5)
+            labels.setdefault((point.intensity, height * tera), []).append(name)
         axes.set(title=f"{roof}: {memory}", xlabel="FLOP per byte moved", xlim=(left, right))
         axes.grid(True, which="major", color="#E4E4E4", linewidth=0.6)
-    every[0].set(ylabel="FLOP/s", ylim=(None, flops * 3))
+        axes.xaxis.set_major_formatter(FuncFormatter(_engineering))
+        axes.yaxis.set_major_formatter(FuncFormatter(_engineering))
+        drawn.append((axes, [(", ".join(who), at) for at, who in labels.items()], lines))
+    every[0].set_ylabel("TFLOP/s")
+    every[0].set_ylim(every[0].get_ylim()[0] / 1.5, highest * tera * 2.5)
+    _below(figure, notes)
+    for axes, labels, lines in drawn:
+        _put_labels(axes, labels, lines)
     return figure
+
+
+def _below(figure: Figure, notes: Sequence[str]) -> None:
+    """Lines of small print under everything else."""
+    if notes:
+        figure.supxlabel("\n".join(notes), x=0.01, ha="left", fontsize=7.5)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A contender's speed over the length: TFLOP/s at each, the median and the percentiles around it."""
+
+    lengths: tuple[int, ...]
+    median: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    stale: tuple[bool, ...]  # measured before the kernel's last change: a hollow dot
+    reference: bool = False  # not a version of the ladder: a dashed line
+
+
+@_styled
+def speeds(panels: Mapping[str, Mapping[str, Line]], *, notes: Sequence[str] = ()) -> Figure:
+    """TFLOP/s over the sequence length, one panel for each family of problems, a line for each contender by name.
+
+    The band around a line is its spread. A line's name stands at its right end; ``notes`` are lines below the figure.
+    The scale is logarithmic where the fastest is more than 20 times as fast as the slowest.
+    """
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    most = max(len(lines) for lines in panels.values())
+    figure = Figure(figsize=(7.4, rows * max(2.9, 0.15 * most + 1.0) + 0.16 * len(notes)), layout="constrained")
+    every = figure.subplots(rows, columns, squeeze=False)
+    for axes in every.flat[len(panels) :]:
+        axes.set_axis_off()
+    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+    for axes, (title, lines) in zip(every.flat, panels.items()):
+        for name, line in lines.items():
+            index = names.index(name)
+            colour = CONTENDERS[index % len(CONTENDERS)]
+            axes.fill_between(line.lengths, line.low, line.high, color=_tint(colour, 0.3), linewidth=0)
+            style = {"color": colour, "linestyle": "--" if line.reference else "-", "linewidth": 1.4}
+            axes.plot(line.lengths, line.median, **style, zorder=2)
+            for stale in (False, True):
+                at = [i for i, old in enumerate(line.stale) if old == stale]
+                axes.plot(
+                    [line.lengths[i] for i in at],
+                    [line.median[i] for i in at],
+                    marker="osD^v"[index % 5],
+                    markersize=4.5,
+                    color=colour,
+                    markerfacecolor="white" if stale else colour,
+                    linestyle="none",
+                    zorder=3,
+                )
+        lengths = sorted({length for line in lines.values() for length in line.lengths})
+        speeds = [speed for line in lines.values() for speed in line.median]
+        axes.set_xscale("log", base=2)
+        if max(speeds) > 20 * min(speeds):
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(0, max(speeds) * 1.08)
+        axes.set_xticks(lengths, [f"{length:,}" for length in lengths], fontsize=7.5)
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter(FuncFormatter(_engineering))
+        axes.grid(True, axis="y", color="#E4E4E4", linewidth=0.6)
+        axes.set(title=title, xlabel="length M = N", ylabel="TFLOP/s")
+    _below(figure, notes)
+    for axes, lines in zip(every.flat, panels.values()):
+        _name_ends(axes, {name: (line.lengths[-1], line.median[-1]) for name, line in lines.items()}, names)
+    return figure
+
+
+def _name_ends(axes: Axes, ends: Mapping[str, tuple[float, float]], names: Sequence[str]) -> None:
+    """Writes the names of lines right of the axes, each as close to its line's end as the others allow."""
+    notes = {}
+    for name, end in ends.items():
+        colour = CONTENDERS[names.index(name) % len(CONTENDERS)]
+        arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 3, "relpos": (0, 0.5)}
+        where = {"xytext": (1.04, 0.5), "textcoords": "axes fraction", "va": "center", "annotation_clip": False}
+        notes[name] = axes.annotate(name, end, fontsize=7.5, arrowprops=arrow, **where)
+    axes.get_figure().draw_without_rendering()  # the layout has made room for the names: where do the lines end?
+    to_fraction = axes.transData + axes.transAxes.inverted()
+    height = {name: to_fraction.transform(end)[1] for name, end in ends.items()}
+    order = sorted(ends, key=lambda name: (height[name], name))
+    gap = 9.5 * axes.get_figure().dpi / 72 / axes.get_window_extent().height
+    for name, y in zip(order, _apart([height[name] for name in order], gap), strict=True):
+        notes[name].set_position((1.04, y))
+
+
+def _apart(wanted: Sequence[float], gap: float) -> list[float]:
+    """Heights from 0 to 1, ``gap`` or more apart and else as close to the wanted ones, which ascend, as can be."""
+    blocks: list[tuple[float, int]] = []  # those that touch stand together, around the mean of what they want
+    for i, height in enumerate(wanted):
+        blocks.append((height - i * gap, 1))
+        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] > blocks[-1][0] / blocks[-1][1]:
+            total, count = blocks.pop()
+            blocks[-1] = blocks[-1][0] + total, blocks[-1][1] + count
+    lowest = np.array([total / count for total, count in blocks for _ in range(count)])
+    return list(lowest.clip(0, max(1 - (len(wanted) - 1) * gap, 0)) + gap * np.arange(len(wanted)))
