@@ -37,6 +37,16 @@ class NsightError(RuntimeError):
     """ncu, or the call that it watched, failed: the message says how."""
 
 
+class UnknownMetric(ValueError):
+    """This GPU, or this ncu, does not have some of the metrics asked for: `.metrics`, without opcodes."""
+
+    def __init__(self, metrics: Iterable[str]):
+        self.metrics = tuple(metrics)
+        super().__init__(
+            f"ncu does not have {', '.join(self.metrics)} on this GPU: `ncu --query-metrics` lists the metrics it has"
+        )
+
+
 @dataclass(frozen=True)
 class Launch:
     """One kernel launch. `metrics` has what was asked for, by the names asked for: bytes, nanoseconds, percent."""
@@ -59,8 +69,8 @@ def measure(
              is given by opcode ("sass__inst_executed_per_opcode[SHFL]"), 0 if the kernel does not have it
     save     a .ncu-rep file to write, for Nsight Compute's window: it has all sections beside `metrics`
 
-    The call before the measured one builds and loads the kernel. Raises ValueError for a problem that is not on a GPU
-    and for a metric that this GPU does not have, FileNotFoundError where there is no ncu, PermissionError where it may
+    The measured call is not the first. Raises ValueError for a problem that is not on a GPU, UnknownMetric (a
+    ValueError) for what this GPU does not count, FileNotFoundError where there is no ncu, PermissionError where it may
     not read the GPU's counters (the message says what to do), BuildError if the kernel does not compile, and
     NsightError if the call or ncu fails.
     """
@@ -110,21 +120,17 @@ def measure(
 def counters(version: str | os.PathLike | Version, problem: Problem) -> emulator.Counters:
     """The GPU's figures of one call, all launches together, in the emulator's vocabulary. A counter that has no metric
     (it is not in `Counters.metrics()`) stays 0. Raises what `measure` does."""
-    asked = emulator.Counters.metrics()
-    launches = measure(version, problem, needed(asked.values()))
-    return total(launches)
+    launches = measure(version, problem, needed(emulator.Counters.metrics().values()))
+    return sum((emulator.Counters(**counted(launch)) for launch in launches), emulator.Counters())
 
 
-def total(launches: Iterable[Launch]) -> emulator.Counters:
-    """The counters of launches that were measured with all that `needed(Counters.metrics().values())` names."""
-    asked = emulator.Counters.metrics()
-    return sum(
-        (
-            emulator.Counters(**{name: round(evaluate(metric, launch.metrics)) for name, metric in asked.items()})
-            for launch in launches
-        ),
-        emulator.Counters(),
-    )
+def counted(launch: Launch) -> dict[str, int]:
+    """Counter → its value in a launch, for those of `Counters.metrics()` whose metrics were all measured."""
+    return {
+        name: round(evaluate(metric, launch.metrics))
+        for name, metric in emulator.Counters.metrics().items()
+        if all(each in launch.metrics for each in needed([metric]))
+    }
 
 
 def needed(expressions: Iterable[str]) -> list[str]:
@@ -203,9 +209,7 @@ def _explain(status: int, said: str, metrics: Iterable[str]) -> None:
     errors = [line.removeprefix("==ERROR== ") for line in said.splitlines() if line.startswith("==ERROR==")]
     unknown = [each for each in dict.fromkeys(map(_name, metrics)) if any(_stem(each) in error for error in errors)]
     if unknown and any("metric" in error for error in errors):
-        raise ValueError(
-            f"ncu does not have the metric {', '.join(unknown)} on this GPU; `ncu --query-metrics` lists those it has"
-        )
+        raise UnknownMetric(unknown)
     if status != 0 or errors:
         raise NsightError(f"ncu fails (exit status {status}): " + ("\n".join(errors) or _end(said)))
 
@@ -274,10 +278,7 @@ def _launch(row: dict[str, str], instances: dict[str, str], metrics: Iterable[st
             else:
                 found[metric] = _number(cell)
         except ValueError:
-            raise ValueError(
-                f"ncu gives no figure for the metric {name} on this GPU ({cell or 'nothing'} is what it says); "
-                "`ncu --query-metrics` lists those it has"
-            ) from None
+            raise UnknownMetric([name]) from None  # "n/a", "no data", or a table without it
     return Launch(kernel_name(row["Kernel Name"]), _sizes(row["Grid Size"]), _sizes(row["Block Size"]), found)
 
 
