@@ -52,7 +52,8 @@ def _teach(text: str, right: str, wrong: str) -> str:
       flash-tutorial doctor                  what this machine can do, and what it lacks
 
     A version goes by its number (v03, v3, 3), its full name (v03_warp_local) or its word (warp_local). The path of a
-    .cu of your own is taken too: copy a kernel, change it, run it.""",
+    .cu of your own is taken too: copy a kernel, change it, run it. v04:pad=0 is v04 with one constant set otherwise
+    (list --variants).""",
 )
 def main() -> None:
     pass
@@ -84,13 +85,27 @@ def _asked_wrongly() -> Iterator[None]:
     JSON gives objects with name, number, title, idea, parent, dtypes, head_dims (the compiled head sizes; smaller ones
     are padded), min_arch (the oldest compute capability), cuda_built and emulated (whether the library for a GPU, and
     for the emulator, is built from the source as it is now; what is not is built when first used).
+
+    A version with --variants can be named with constants of its kernel set otherwise, as in v04:pad=0 or
+    v04:copies=scalar,block_q=32, to see what one decision is worth.
     """,
         "the versions were listed",
         "does not occur",
     ),
 )
+@click.option("--variants", is_flag=True, help="What can be set in each version instead of the versions.")
 @click.option("--format", "fmt", type=click.Choice(["simple", "github", "json"]), default="simple", show_default=True)
-def list_(fmt: str) -> None:
+def list_(variants: bool, fmt: str) -> None:
+    if variants:
+        options = [(version, option) for version in VERSIONS for option in version.options]
+        if fmt == "json":
+            data = [{"version": v.name, "option": o.name, "values": o.words, "meaning": o.meaning} for v, o in options]
+            click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+            return
+        rows = [[version.name, option.name, ", ".join(option.words), option.meaning] for version, option in options]
+        headers = ["version", "option", "values, its own first", "what it sets"]
+        click.echo(tabulate(rows, headers, tablefmt=fmt, disable_numparse=True))
+        return
     entries = [
         {
             "name": version.name,

@@ -113,7 +113,7 @@ class Comparison(Sequence):
     def __getitem__(self, key: int | slice | str):
         if not isinstance(key, str):
             return self.rows[key]
-        name = key if key in [row.name for row in self.rows] else shown_name(find_version(key))
+        name = key if key in [row.name for row in self.rows] else find_version(key).label
         for row in self.rows:
             if row.name == name:
                 return row
@@ -201,11 +201,6 @@ def find_version(name: str, like: str | None = None) -> Version:
         raise ValueError(f"{error}; PyTorch's own are {', '.join(REFERENCES)}") from error
 
 
-def shown_name(version: Version) -> str:
-    """A version goes by its full name, a reader's file by its file name, whose .cu keeps the two apart."""
-    return version.own.name if version.own else version.name
-
-
 def check_takes(version: Version, problem: Problem) -> None:
     """Raises ValueError if the version is not made for the problem's dtype or head_dim, naming those that are."""
     if problem.dtype not in version.dtypes:
@@ -219,7 +214,7 @@ def check_takes(version: Version, problem: Problem) -> None:
 def _version(version: Version, problem: Problem) -> Contender:
     options = {"causal": problem.causal, "scale": problem.scale, "return_lse": True}
     run = functools.partial(flash_tutorial.attention, version=version, **options)
-    return Contender(shown_name(version), version.title, run, False)
+    return Contender(version.label, version.title, run, False)
 
 
 def _reference(name: str, problem: Problem) -> Contender:
@@ -231,7 +226,7 @@ def _find_baseline(contenders: Sequence[Contender], wanted: str | None) -> str:
     names = [each.name for each in contenders]
     if wanted is None:
         return next((each.name for each in contenders if each.is_reference), names[0])
-    name = wanted if wanted in names or wanted in REFERENCES else shown_name(find_version(wanted))
+    name = wanted if wanted in names or wanted in REFERENCES else find_version(wanted).label
     if name not in names:
         raise ValueError(f"the baseline {name} is not among those compared: {', '.join(names)}")
     return name

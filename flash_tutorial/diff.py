@@ -66,5 +66,7 @@ def diff(version: str, other: str | None = None, like: str | None = None) -> Dif
 
 
 def _label(version: Version) -> str:
-    """A version's file name; a reader's file with its directory, as it may be called the same."""
+    """A version's file name; a reader's file with its directory, as it may be called the same; a variant's name."""
+    if version.settings:
+        return version.name
     return os.path.relpath(version.own) if version.own else version.source.name

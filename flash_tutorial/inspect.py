@@ -154,7 +154,7 @@ def inspect(version: Version, arch: str | None = None, head_dim: int = 64, sass:
     found = tuple(
         _completed(each, launches.get(each.name), arch, code.get(each.symbol)) for each in launched or kernels
     )
-    return Inspection(version.own.name if version.own else version.name, arch, head_dim, found, tuple(notes))
+    return Inspection(version.label, arch, head_dim, found, tuple(notes))
 
 
 def _capability(version: Version, arch: str | None) -> str:

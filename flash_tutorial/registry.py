@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flash_tutorial import build
+from flash_tutorial.variants import variant
 from flash_tutorial.versions import Version, find
 
 NAMESPACE = "flash_tutorial_kernels"
@@ -25,14 +26,19 @@ def resolve(version: str | int | os.PathLike | Version, like: str | int | None =
     """The version that a name, or the path of a reader's own `.cu` file, means.
 
     A file gets the dtypes, head sizes and parent of the version called `like`, else of the one that its name tells
-    ("my_v03.cu", "v03_warp_local.cu"); its `name` is the file's, without the ending.
-    Raises ValueError for an unknown name (with the near matches), a file that does not exist, and a file that nothing
-    says the version of; TypeError for anything that is neither a name nor a path.
+    ("my_v03.cu", "v03_warp_local.cu"); its `name` is the file's, without the ending. Either may be followed by
+    settings, "v04:pad=0" or "my_v04.cu:pad=0", for a variant.
+    Raises ValueError for an unknown name (with the near matches), a file that does not exist, a file that nothing
+    says the version of, and unknown settings; TypeError for anything that is neither a name nor a path.
     """
     if isinstance(version, Version):
         return version
     if isinstance(version, bool) or not isinstance(version, (str, int, os.PathLike)):
         raise TypeError(f"version must be a name such as 'v03' or the path of a .cu file, not {version!r}")
+    if not isinstance(version, int):
+        name, colon, settings = os.fspath(version).rpartition(":")
+        if colon and os.sep not in settings:
+            return variant(resolve(name, like), settings)
     if isinstance(version, int) or not _is_path(os.fspath(version)):
         return find(version)
 

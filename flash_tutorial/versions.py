@@ -21,8 +21,27 @@ KERNELS = next((d for d in (_PACKAGE.parent / "kernels", _PACKAGE / "kernels") i
 
 
 @dataclass(frozen=True)
+class Option:
+    """A constant at the top of a kernel that its variants set otherwise: `v04:pad=0`. See variants.py."""
+
+    name: str
+    constant: str  # as the kernel calls it
+    values: tuple[tuple[str, str], ...]  # the word a reader says, and the kernel's text for it; the kernel's own first
+    meaning: str  # what it decides, in a few words
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return tuple(word for word, _ in self.values)
+
+
+def _numbers(*values: int) -> tuple[tuple[str, str], ...]:
+    """Values that a reader and the kernel write alike."""
+    return tuple((str(value), str(value)) for value in values)
+
+
+@dataclass(frozen=True)
 class Version:
-    """One rung of the ladder, or a reader's own kernel that resembles one."""
+    """One rung of the ladder, a variant of one, or a reader's own kernel that resembles one."""
 
     number: int
     name: str  # the stem of its kernel, its notebook and its operator: "v03_warp_local"
@@ -33,12 +52,19 @@ class Version:
     head_dims: tuple[int, ...] = (32, 64, 128)  # compiled sizes; every smaller head size is padded up to one
     min_arch: str = "8.0"  # the oldest compute capability it runs on
     archs: tuple[str, ...] | None = None  # what nvcc builds it for, e.g. ("9.0a",); None: the build's default list
-    own: Path | None = None  # a reader's kernel file
+    options: tuple[Option, ...] = ()  # what its variants may set
+    own: Path | None = None  # a reader's kernel file, or a variant's
+    settings: tuple[tuple[str, str], ...] = ()  # of a variant: options and the words chosen
 
     @property
     def source(self) -> Path:
         """The kernel file."""
         return self.own or KERNELS / f"{self.name}.cu"
+
+    @property
+    def label(self) -> str:
+        """What tables call it: its full name; a reader's file by its file name, whose .cu keeps the two apart."""
+        return self.own.name if self.own and not self.settings else self.name
 
 
 VERSIONS: tuple[Version, ...] = (
@@ -80,6 +106,38 @@ VERSIONS: tuple[Version, ...] = (
         idea="16-byte copies, padded K rows, 32-bit indices and register-blocked products: fewer instructions and "
         "no bank conflicts for the same arithmetic.",
         parent="v03_warp_local",
+        options=(
+            Option("copies", "COPY", (("vector", "4"), ("scalar", "1")), "floats that a thread copies at a time"),
+            Option("pad", "PAD", _numbers(4, 0), "floats of padding after a row of Q, K and V in shared memory"),
+            Option("index", "Index", (("32bit", "int"), ("64bit", "int64_t")), "type of an offset inside a tile"),
+            Option("unroll", "UNROLL", (("2", "2"), ("all", "BLOCK_KV")), "steps of a product's loop written out"),
+            Option(
+                "inline",
+                "INLINE",
+                (("1", "__forceinline__"), ("0", "__attribute__((noinline))")),
+                "inlining of helpers",
+            ),
+            Option("block_q", "BLOCK_Q", _numbers(64, 32), "queries of a tile"),
+            Option("block_kv", "BLOCK_KV", _numbers(64, 32), "keys of a tile"),
+        ),
+    ),
+    Version(
+        number=5,
+        name="v05_tensor_core",
+        title="Tensor cores",
+        idea="fp16 and bf16, and the two products on tensor cores: mma.sync on fragments that ldmatrix loads and "
+        "cp.async has brought, S and P in registers only; row-major shared memory, conflicts and all.",
+        parent="v04_vectorized",
+        dtypes=("float16", "bfloat16"),
+        options=(
+            Option("copies", "COPIES", (("async", "Copies::async"), ("sync", "Copies::sync")), "how tiles are copied"),
+            Option(
+                "reduce",
+                "REDUCE",
+                (("shuffle", "Reduce::shuffle"), ("shared", "Reduce::shared")),
+                "how the lanes of a row find its maximum and sum",
+            ),
+        ),
     ),
 )
 

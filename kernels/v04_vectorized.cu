@@ -20,6 +20,11 @@ constexpr int WARPS = 4;
 constexpr int THREADS = WARPS * WARP;
 constexpr int BLOCK_Q = 64;
 constexpr int BLOCK_KV = 64;
+constexpr int COPY = 4;    // floats that a thread copies at a time: 16 bytes
+constexpr int PAD = 4;     // floats after a row of Q, K and V: rows that a warp reads together start 4 banks apart
+constexpr int UNROLL = 2;  // steps of a product's loop written out: enough to overlap, few enough registers
+using Index = int;         // an offset inside a tile: half the instructions of a 64-bit one
+#define INLINE __forceinline__
 constexpr int LANES_Q = 4, LANES_KV = 8;           // a warp's lanes: 4 down the rows, 8 across keys or columns
 constexpr int ROWS = BLOCK_Q / (WARPS * LANES_Q);  // of a lane, LANES_Q apart
 constexpr int KEYS = BLOCK_KV / LANES_KV;          // of a lane, LANES_KV apart
@@ -30,8 +35,8 @@ template <int D>
 struct Shared {
     static_assert(D % (4 * LANES_KV) == 0, "a lane owns D / 32 groups of 4 columns of O");
 
-    float Q[BLOCK_Q][D + 4];         // + 4: rows that a warp reads together start 4 banks apart
-    float KV[BLOCK_KV][D + 4];       // K, then V
+    float Q[BLOCK_Q][D + PAD];
+    float KV[BLOCK_KV][D + PAD];     // K, then V
     float P[BLOCK_Q][BLOCK_KV + 8];  // exp(s - m'); + 8: the 4 rows x 8 keys that a warp stores at once fill 32 banks
 };
 static_assert(sizeof(Shared<128>) <= 101376, "a block fits on consumer Ampere and Ada GPUs");
@@ -39,22 +44,25 @@ static_assert(sizeof(Shared<128>) <= 101376, "a block fits on consumer Ampere an
 // Copies the first ROWS rows of a (rows, D) matrix. Rows past its end become zeros: they meet P = 0 in P V, and 0 times
 // what shared memory held before could be NaN.
 template <int D, int ROWS>
-__device__ void load_tile(float (&tile)[ROWS][D + 4], const float* matrix, int rows) {
-    static_assert(ROWS * D / 4 % THREADS == 0, "every thread copies as many groups of 4 floats");
+__device__ INLINE void load_tile(float (&tile)[ROWS][D + PAD], const float* matrix, int rows) {
+    static_assert(ROWS * D / COPY % THREADS == 0, "every thread copies as many groups of floats");
 #pragma unroll
-    for (int i = 0; i < ROWS * D / 4; i += THREADS) {
-        const int group = i + threadIdx.x, row = group / (D / 4), column = group % (D / 4) * 4;
-        store4(&tile[row][column], row < rows ? load4(&matrix[row * D + column]) : float4{0, 0, 0, 0});
+    for (int i = 0; i < ROWS * D / COPY; i += THREADS) {
+        const Index group = i + threadIdx.x, row = group / (D / COPY), column = group % (D / COPY) * COPY;
+        if constexpr (COPY == 4)
+            store4(&tile[row][column], row < rows ? load4(&matrix[row * D + column]) : float4{0, 0, 0, 0});
+        else
+            tile[row][column] = row < rows ? matrix[row * D + column] : 0;
     }
 }
 
 // Over the lanes that share a row: the 8 that differ in bits 1, 2 and 3 of lane_id.
-__device__ float row_max(float x) {
+__device__ INLINE float row_max(float x) {
     for (int offset = LANES_KV; offset > 1; offset /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, offset));
     return x;
 }
 
-__device__ float row_sum(float x) {
+__device__ INLINE float row_sum(float x) {
     for (int offset = LANES_KV; offset > 1; offset /= 2) x += __shfl_xor_sync(ALL_LANES, x, offset);
     return x;
 }
@@ -97,7 +105,7 @@ __global__ void __launch_bounds__(THREADS, D <= 64 ? 3 : 2) attention_kernel(fla
 
         // S = scale Q K^T, -inf where the query does not see the key.
         float S_rmem[ROWS][KEYS] = {};  // (ROWS, BLOCK_KV): column j * LANES_KV + lane_kv at [][j]
-#pragma unroll 2
+#pragma unroll UNROLL
         for (int d = 0; d < D; d += 4) {
             float4 k[KEYS];
 #pragma unroll
@@ -159,7 +167,7 @@ __global__ void __launch_bounds__(THREADS, D <= 64 ? 3 : 2) attention_kernel(fla
         __syncwarp();  // P is whole before other lanes read it; other warps never do
 
         // O += P V.
-#pragma unroll 2
+#pragma unroll UNROLL
         for (int key = 0; key < BLOCK_KV; key += 4) {
             float4 v[4][D / 32];
 #pragma unroll
@@ -185,7 +193,7 @@ __global__ void __launch_bounds__(THREADS, D <= 64 ? 3 : 2) attention_kernel(fla
     // O is sum(exp(s - m) V) and l is sum(exp(s - m)). A row without keys (l = 0) gives 0, not 0 / 0, and lse = -inf.
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        const int row = lane_row + r * LANES_Q;
+        const Index row = lane_row + r * LANES_Q;
         if (q_begin + row >= M) break;
 #pragma unroll
         for (int c = 0; c < D / 32; ++c) {

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import pty
 import struct
 import subprocess
@@ -111,6 +112,14 @@ def test_list_json():
         assert entry["dtypes"] == list(version.dtypes) and entry["head_dims"] == list(version.head_dims)
         assert entry["cuda_built"] is (build.find_library(version, "cuda") is not None)
         assert entry["emulated"] is (build.find_library(version, "emulated") is not None)
+
+
+def test_list_variants():
+    entries = json.loads(call("list", "--variants", "--format", "json").stdout)
+    assert {entry["version"] for entry in entries} == {version.name for version in ft.versions() if version.options}
+    assert {"version": "v04_vectorized", "option": "pad", "values": ["4", "0"]}.items() <= entries[1].items()
+    text = call("list", "--variants").stdout
+    assert all(re.search(rf"{entry['version']} +{entry['option']} ", text) for entry in entries)
 
 
 def test_list_tells_what_is_built(monkeypatch):
