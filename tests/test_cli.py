@@ -3,8 +3,8 @@
 import fcntl
 import json
 import os
-import re
 import pty
+import re
 import struct
 import subprocess
 import sys
