@@ -1,12 +1,13 @@
 """Figures measured on GPUs, kept as JSON: when, on what, and of which kernel.
 
-    results/<gpu>.json             times (flash_tutorial.benchmark)
+    results/<gpu>.json             times (flash_tutorial.benchmark), and the ceilings measured beside them
     results/profiles/<gpu>.json    Nsight Compute's figures of a launch (flash_tutorial.profile)
     results/counters/<gpu>.json    the emulator's counters beside the GPU's (flash_tutorial.hardware)
 
 A file holds the runs of one GPU, {"format", "gpu", "runs": [{"date", "environment", "rows", …}]}; a row is one
 measured thing and has a "version" and, for a version, the hash of its kernel's sources: a row whose kernel has changed
-since is stale.
+since is stale. A run of times has "ceilings", {"tflops": {dtype: TFLOP/s of a matrix product}, "copy_tb_s": TB/s of a
+device copy, bytes read and written}, and "interrupted", true if it was ended early; older ones lack both.
 """
 
 from __future__ import annotations
@@ -30,19 +31,32 @@ def environment() -> dict[str, str]:
     """What a figure depends on beside the kernel: GPU, clocks and power as found, driver, toolkit, libraries."""
     import torch
 
-    fields = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "power.limit", "pstate")
-    query = subprocess.run(
-        ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "-i", "0"],
-        capture_output=True,
-        text=True,
-    )
-    values = [value.strip() for value in query.stdout.strip().split(",")] if query.returncode == 0 else []
     return {
-        **dict(zip(fields, values, strict=False)),
+        "name": torch.cuda.get_device_name(),
+        **_query("driver_version", "clocks.sm", "clocks.max.sm", "power.limit", "pstate"),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "none",
         "cudnn": str(torch.backends.cudnn.version()),
     }
+
+
+def gpu_state() -> str:
+    """The current GPU's clock, power, temperature and power state at this moment; "" where no nvidia-smi tells them."""
+    return ", ".join(_query("clocks.sm", "power.draw", "temperature.gpu", "pstate").values())
+
+
+def _query(*fields: str) -> dict[str, str]:
+    """What nvidia-smi says of the GPU that this process uses, which need not be the machine's first."""
+    import torch
+
+    uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "-i", f"GPU-{uuid}"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True)
+    except OSError:
+        return {}
+    values = [value.strip() for value in answer.stdout.split(",")] if answer.returncode == 0 else []
+    return dict(zip(fields, values, strict=False))
 
 
 def gpu_stem(name: str) -> str:
@@ -50,13 +64,13 @@ def gpu_stem(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower().removeprefix("nvidia ").removeprefix("geforce ")).strip("_")
 
 
-def check(kind: str, gpu: str, folder: Path = RESULTS) -> Path:
+def check(kind: str, gpu: str, folder: Path | None = None) -> Path:
     """The path of a GPU's results file of a kind ("times", "profiles", "counters"), after a look at whether a run can
     be added to it: to be asked before anything is measured.
 
     Raises ValueError if the file is damaged or of another format version, OSError if it cannot be written.
     """
-    path = folder / _FOLDERS[kind] / f"{gpu_stem(gpu)}.json"
+    path = _folder(kind, folder) / f"{gpu_stem(gpu)}.json"
     if path.exists():
         _read(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +80,12 @@ def check(kind: str, gpu: str, folder: Path = RESULTS) -> Path:
 
 
 def append(
-    kind: str, rows: list[dict[str, Any]], *, where: dict[str, str] | None = None, folder: Path = RESULTS, **more: Any
+    kind: str,
+    rows: list[dict[str, Any]],
+    *,
+    where: dict[str, str] | None = None,
+    folder: Path | None = None,
+    **more: Any,
 ) -> Path:
     """Adds one dated run to a GPU's results file of a kind, atomically, and returns the file's path.
 
@@ -80,32 +99,34 @@ def append(
     document = _read(path) if path.exists() else {"format": FORMAT, "gpu": where["name"], "runs": []}
     date = datetime.now(UTC).isoformat(timespec="seconds")
     document["runs"].append({"date": date, "environment": where, **more, "rows": rows})
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-        json.dump(document, file, indent=1)
-        file.write("\n")
+    text = json.dumps(document, indent=1) + "\n"  # before a file is begun: this may fail
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
+        file.write(text)
     os.replace(file.name, path)
     return path
 
 
-def runs(kind: str, folder: Path = RESULTS) -> list[dict[str, Any]]:
+def runs(kind: str, folder: Path | None = None) -> list[dict[str, Any]]:
     """Every run of a kind, of all GPUs, oldest first, each with its "gpu".
 
     Raises ValueError if a file is damaged or of another format version.
     """
     found = []
-    for path in sorted((folder / _FOLDERS[kind]).glob("*.json")):
+    for path in sorted(_folder(kind, folder).glob("*.json")):
         document = _read(path)
         found += [{**run, "gpu": document["gpu"]} for run in document["runs"]]
     return sorted(found, key=lambda run: run["date"])
 
 
-def newest(kind: str, key: Callable[[dict[str, Any]], Hashable], folder: Path = RESULTS) -> list[dict[str, Any]]:
-    """The newest row of every GPU, version and `key(row)`, each with its run's "gpu" and "date", and "stale": whether
-    its kernel has changed since, or is gone."""
+def newest(kind: str, key: Callable[[dict[str, Any]], Hashable], folder: Path | None = None) -> list[dict[str, Any]]:
+    """The newest row of every GPU, version and `key(row)`, each with the "gpu" and "date" of its run, "run": what else
+    the run says of itself, and "stale": whether its kernel has changed since, or is gone."""
     rows = {}
     for run in runs(kind, folder):
+        facts = {name: value for name, value in run.items() if name != "rows"}
         for row in run["rows"]:
-            rows[run["gpu"], row["version"], key(row)] = {**row, "gpu": run["gpu"], "date": run["date"]}
+            found = {**row, "gpu": run["gpu"], "date": run["date"], "run": facts}
+            rows[run["gpu"], row["version"], key(row)] = found
     current = {row["version"]: kernel_hash(row["version"]) for row in rows.values() if "kernel_hash" in row}
     for row in rows.values():
         row["stale"] = "kernel_hash" in row and row["kernel_hash"] != current[row["version"]]
@@ -122,6 +143,10 @@ def kernel_hash(name: str) -> str | None:
         return None
 
 
+def _folder(kind: str, folder: Path | None) -> Path:
+    return (RESULTS if folder is None else folder) / _FOLDERS[kind]
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -130,4 +155,6 @@ def _read(path: Path) -> dict[str, Any]:
     found = document.get("format") if isinstance(document, dict) else None
     if found != FORMAT:
         raise ValueError(f"{path} has results format {found!r}; this version reads format {FORMAT}")
+    if not isinstance(document.get("gpu"), str) or not isinstance(document.get("runs"), list):
+        raise ValueError(f"{path} is damaged (it names no GPU, or has no list of runs); mend or remove it")
     return document
