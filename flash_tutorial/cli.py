@@ -1,4 +1,4 @@
-"""The command `flash-tutorial`: list, run, compare, diff, inspect, doctor.
+"""The command `flash-tutorial`: list, run, compare, diff, profile, inspect, hardware, doctor.
 
 What takes long to import (torch above all) is imported by the commands that need it, so that `list`, `diff` and
 `--help` answer at once.
@@ -49,6 +49,7 @@ def _teach(text: str, right: str, wrong: str) -> str:
       flash-tutorial compare all sdpa        all of them and PyTorch, side by side
       flash-tutorial diff v03                what v03 changed from v02
       flash-tutorial inspect v03 v04         registers, occupancy and instructions, as nvcc makes them
+      flash-tutorial hardware --stored       the emulator's counters beside a GPU's: are they right?
       flash-tutorial doctor                  what this machine can do, and what it lacks
 
     A version goes by its number (v03, v3, 3), its full name (v03_warp_local) or its word (warp_local). The path of a
@@ -163,14 +164,15 @@ def _problem_options(command: Callable) -> Callable:
     def wrapper(*args, path: str | None, prefix: str | None, **options):
         chosen = {name: options.pop(name) for name in (*_SHAPE_OPTIONS, "dtype", "causal", "scale", "device")}
 
-        def make_problem(default_dtype: str):
+        def make_problem(default_dtype: str, **other_defaults):
             from flash_tutorial.problem import Problem
 
+            source = click.get_current_context().get_parameter_source
             if path is None:
                 if prefix is not None:
                     raise ValueError(f"--prefix {prefix} needs --input, the file that holds the tensors")
-                return Problem(**chosen | {"dtype": chosen["dtype"] or default_dtype})
-            source = click.get_current_context().get_parameter_source
+                others = {n: v for n, v in other_defaults.items() if source(n) is ParameterSource.DEFAULT}
+                return Problem(**chosen | {"dtype": chosen["dtype"] or default_dtype} | others)
             given = [name for name in _SHAPE_OPTIONS if source(name) is not ParameterSource.DEFAULT]
             if given:
                 names = ", ".join("--" + name.replace("_", "-") for name in given)
@@ -376,6 +378,75 @@ def diff(version: str, other: str | None, like: str | None, fmt: str) -> None:
     click.secho(found.summary, bold=True, color=colour)
 
 
+# ---------------------------------------------------------------------------------------------------------- profile
+
+#: What a GPU is given to do, unless told otherwise: the emulator's small problem would leave it idle.
+_ON_A_GPU = {"batch": 4, "heads": 12, "queries": 2048, "keys": 2048}
+
+
+@main.command(
+    "profile",
+    short_help="What a version does to the machine: Nsight Compute's figures, or the emulator's.",
+    help=_teach(
+        """Looks at one call of each version. On a CPU the emulator counts, by source line and in total. On a GPU
+    Nsight Compute (ncu) counts the same quantities, and tells what depends on the chip: duration, TFLOP/s, bytes from
+    DRAM, occupancy and what limits it, registers, shared memory. Beside each figure stands what it says.
+
+    NAMES are versions, their variants, paths of .cu files, or `all`: every version that is one kernel launch (and takes
+    --dtype, if that is given). v00 and PyTorch's attention launch several, and are refused.
+
+    \b
+    Examples:
+      flash-tutorial profile v03
+      flash-tutorial profile v04 v04:pad=0 --device cuda
+      flash-tutorial profile v04 --device cuda --save v04.ncu-rep      then: ncu-ui v04.ncu-rep
+      flash-tutorial profile all --device cuda
+
+    On a GPU a problem has --batch 4 --heads 12 --queries 2048 --keys 2048 unless told otherwise, and what `all` finds
+    is kept in results/profiles/<gpu>.json.
+    """,
+        "every version was profiled",
+        "a kernel does not compile or fails, or the emulator has a finding; the other versions are shown",
+    ),
+)
+@click.argument("names", nargs=-1, required=True)
+@_problem_options
+@click.option(
+    "--save",
+    metavar="FILE.ncu-rep",
+    type=click.Path(path_type=Path),
+    help="Keep ncu's report on one version, with all its sections (on a GPU).",
+)
+@click.option(
+    "--keep/--no-keep", default=None, help="Add what a GPU says to results/profiles.  [default: keep if `all`]"
+)
+@click.option("--format", "fmt", type=click.Choice(["simple", "github", "json"]), default="simple", show_default=True)
+@click.pass_context
+def profile(
+    ctx: click.Context,
+    names: tuple[str, ...],
+    like: str | None,
+    make_problem: Callable,
+    save: Path | None,
+    keep: bool | None,
+    fmt: str,
+) -> None:
+    from flash_tutorial import profile as profiling
+
+    with _asked_wrongly():
+        taken = profiling.profile_all(
+            names,
+            lambda dtype: make_problem(dtype, **(_ON_A_GPU if ctx.params["device"] == "cuda" else {})),
+            like=like,
+            save=save,
+            keep=keep,
+            say=functools.partial(click.echo, err=True),
+        )
+    if taken.profiles:
+        click.echo(profiling.describe(taken.profiles, fmt))
+    ctx.exit(RIGHT if not taken.failures else WRONG)
+
+
 # ---------------------------------------------------------------------------------------------------------- inspect
 
 
@@ -436,6 +507,49 @@ def inspect_(
             click.echo(error, err=True)
             ctx.exit(WRONG)
     click.echo(inspecting.describe(inspections, fmt, sass))
+
+
+# ---------------------------------------------------------------------------------------------------------- hardware
+
+
+@main.command(
+    short_help="The emulator's counters beside a GPU's.",
+    help=_teach(
+        """Holds the emulator against the GPU of this machine: runs versions on a few small problems in the emulator
+    and under Nsight Compute, and puts both counts of each memory access, bank conflict, tensor-core instruction,
+    barrier and shuffle side by side. They should be equal; what is not is explained, or is a mistake of the emulator's.
+
+    \b
+    NAMES are versions, variants, paths of .cu files, or `all`.
+
+    \b
+    Examples:
+      flash-tutorial hardware
+      flash-tutorial hardware v03 v04
+      flash-tutorial hardware --stored             what was measured before: needs no GPU
+
+    The figures are kept in results/counters/, but for those of your own .cu files. Needs ncu, a part of NVIDIA's
+    CUDA toolkit. kernels/emulator/README.md says which of its metrics each counter is held against.
+    """,
+        "the emulator and the GPU agree, or it is explained why not",
+        "a difference has no explanation, or a version could not be measured",
+    ),
+)
+@click.argument("names", nargs=-1, metavar="[NAMES|all]...")
+@click.option("--stored", is_flag=True, help="Show what is stored; measure nothing.")
+@click.option("--keep/--no-keep", default=True, show_default=True, help="Add the figures to results/counters/.")
+@click.option("--format", "fmt", type=click.Choice(["simple", "github", "json"]), default="simple", show_default=True)
+@click.pass_context
+def hardware(ctx: click.Context, names: tuple[str, ...], stored: bool, keep: bool, fmt: str) -> None:
+    from flash_tutorial import hardware as comparing
+
+    say = functools.partial(click.echo, err=True)
+    with _asked_wrongly():
+        calls = comparing.calls(names or ("all",))
+        rows = comparing.stored(calls, say=say) if stored else comparing.measure(calls, keep=keep, say=say)
+    click.echo(comparing.describe(rows, fmt))
+    explained = not comparing.unexplained(rows)
+    ctx.exit(RIGHT if explained and (stored or len(rows) == len(calls)) else WRONG)
 
 
 # ---------------------------------------------------------------------------------------------------------- doctor

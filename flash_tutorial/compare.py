@@ -503,13 +503,14 @@ def describe(comparison: Comparison, lines: bool = False) -> str:
     if row.note:
         parts.append(_wrap(row.note))
     if row.report and row.report.launches:
-        parts.append(_counter_table(row.report.totals))
+        parts.append(counter_table(row.report.totals))
         if lines:
-            parts.append(_line_table(row.report))
+            parts.append(line_table(row.report))
     return "\n\n".join(parts)
 
 
-def _counter_table(counters: emulator.Counters) -> str:
+def counter_table(counters: emulator.Counters, fmt: str = "simple") -> str:
+    """What is not zero, and what it means; "simple" fits a terminal, "github" is Markdown."""
     rows = [
         (each.name.replace("_", " "), exact(getattr(counters, each.name)), each.metadata["meaning"])
         for each in dataclasses.fields(counters)
@@ -518,13 +519,14 @@ def _counter_table(counters: emulator.Counters) -> str:
     return tabulate(
         rows,
         headers=["counter", "count", "what is counted"],
-        maxcolwidths=[None, None, 54],
+        tablefmt=fmt,
+        maxcolwidths=[None, None, 54] if fmt == "simple" else None,
         colalign=["left", "right", "left"] if rows else None,
         disable_numparse=True,
     )
 
 
-def _line_table(report: emulator.Report) -> str:
+def line_table(report: emulator.Report) -> str:
     """Counters by source line, narrow enough for a terminal; a column that is zero throughout is left out."""
     columns = [(stacked, value) for stacked, _, value in _COUNTER_COLUMNS if value(report.totals)]
     taken = sum(2 + max(6, *map(len, stacked.split("\n"))) for stacked, _ in columns)

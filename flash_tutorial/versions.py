@@ -52,6 +52,7 @@ class Version:
     head_dims: tuple[int, ...] = (32, 64, 128)  # compiled sizes; every smaller head size is padded up to one
     min_arch: str = "8.0"  # the oldest compute capability it runs on
     archs: tuple[str, ...] | None = None  # what nvcc builds it for, e.g. ("9.0a",); None: the build's default list
+    fused: bool = True  # one kernel launch does it all
     options: tuple[Option, ...] = ()  # what its variants may set
     own: Path | None = None  # a reader's kernel file, or a variant's
     settings: tuple[tuple[str, str], ...] = ()  # of a variant: options and the words chosen
@@ -74,6 +75,7 @@ VERSIONS: tuple[Version, ...] = (
         title="Naive",
         idea="Three kernels, S = scale·QKᵀ, P = softmax(S) and O = PV, with S and P written out to global memory.",
         parent=None,
+        fused=False,
     ),
     Version(
         number=1,
