@@ -39,6 +39,15 @@ void check(const Tensor& tensor, const char* name, const Tensor& q) {
         STD_TORCH_CHECK(tensor.size(dim) <= std::numeric_limits<int>::max(), name, ": sizes below 2^31 are accepted");
 }
 
+flash::Dtype dtype(const Tensor& q) {
+    switch (q.scalar_type()) {
+        case torch::headeronly::ScalarType::Float: return flash::Dtype::float32;
+        case torch::headeronly::ScalarType::Half: return flash::Dtype::float16;
+        case torch::headeronly::ScalarType::BFloat16: return flash::Dtype::bfloat16;
+        default: STD_TORCH_CHECK(false, "q: float32, float16 and bfloat16 are accepted");
+    }
+}
+
 /// q (batch, heads, M, head_dim), k and v (batch, kv_heads, N, head_dim) → out (batch, heads, M, head_dim) and
 /// lse (batch, heads, M), fp32.
 std::tuple<Tensor, Tensor> attention(Tensor q, Tensor k, Tensor v, bool causal, double scale) {
@@ -69,6 +78,7 @@ std::tuple<Tensor, Tensor> attention(Tensor q, Tensor k, Tensor v, bool causal, 
     params.queries = static_cast<int>(q.size(2));
     params.keys = static_cast<int>(k.size(2));
     params.head_dim = static_cast<int>(q.size(3));
+    params.dtype = dtype(q);
     params.scale = static_cast<float>(scale);
     params.causal = causal;
 

@@ -7,14 +7,14 @@ harmless: a kernel with one gives a wrong number, or a right one by luck, for so
 from __future__ import annotations
 
 
-def no_barrier(reason: str, barrier: str = "__syncthreads()") -> dict[str, str]:
-    """The barrier whose comment begins with `reason` is gone."""
-    return {f"{barrier};  // {reason}": f"// {reason}"}
+def no_barrier(reason: str, barrier: str = "__syncthreads()", spaces: int = 2) -> dict[str, str]:
+    """The barrier, or wait, whose comment begins with `reason`, `spaces` after it, is gone."""
+    return {f"{barrier};{' ' * spaces}// {reason}": f"// {reason}"}
 
 
 KV_HEAD = "head / (params.heads / params.kv_heads)"
 
-# What v01 to v04 have in common word for word.
+# What v01 to v05 have in common word for word.
 FUSED = {
     "the K/V head is the query head": {KV_HEAD: "head % params.kv_heads"},
     "K and V are the first batch's": {KV_HEAD: "head % params.heads / (params.heads / params.kv_heads)"},
@@ -68,6 +68,49 @@ WARP_LOCAL = {
     "the maximum starts from a number": {"m_rmem[r] = -INFINITY": "m_rmem[r] = -1e30f"},
     "a row of NaN is taken for an empty one": {"l_rmem[r] == 0 ?": "m_rmem[r] == -INFINITY ?"},
     "lse lacks the maximum": {"m_rmem[r] + logf(": "logf("},
+}
+
+# v05 on: products of fragments.
+FRAGMENTS = {
+    "the scale is dropped": {"S_rmem[j][i] *= params.scale": "S_rmem[j][i] *= 1"},
+    "hidden scores are a very negative number": {"S_rmem[j][i] = -INFINITY": "S_rmem[j][i] = -1e9f"},
+    "a tile on the diagonal is not masked": {"q_begin + 1 + N - M": "q_begin + BLOCK_Q + N - M"},
+    "the lower 8 rows are masked like the upper": {"q_begin + lane_row + i / 2 * 8;": "q_begin + lane_row;"},
+    "odd columns are masked like even ones": {"lane_column + i % 2 >= visible": "lane_column >= visible"},
+    "K's second operand is its first": {"{K_rmem[j][2], K_rmem[j][3]}": "{K_rmem[j][0], K_rmem[j][1]}"},
+    "V is not transposed": {"ldmatrix_x4<true>(": "ldmatrix_x4("},
+    "P's neighbours are swapped": {
+        "pack<Element>(S_rmem[2 * j + i / 2][i % 2 * 2], S_rmem[2 * j + i / 2][i % 2 * 2 + 1])": (
+            "pack<Element>(S_rmem[2 * j + i / 2][i % 2 * 2 + 1], S_rmem[2 * j + i / 2][i % 2 * 2])"
+        )
+    },
+    "P's quarters are in S's order": {
+        "pack<Element>(S_rmem[2 * j + i / 2][i % 2 * 2], S_rmem[2 * j + i / 2][i % 2 * 2 + 1])": (
+            "pack<Element>(S_rmem[2 * j + i % 2][i / 2 * 2], S_rmem[2 * j + i % 2][i / 2 * 2 + 1])"
+        )
+    },
+    "O is not rescaled": {"O_rmem[c][2 * r] *= rescale;": "", "O_rmem[c][2 * r + 1] *= rescale;": ""},
+    "the maximum starts from a number": {"{-INFINITY, -INFINITY}": "{-1e30f, -1e30f}"},
+    "the maximum forgets earlier tiles": {"float m_new = m_rmem[r];": "float m_new = -INFINITY;"},
+    "the maximum is one lane's": {"m_new = over_row(Maximum{}, m_new, parts);": ""},
+    "the final division is left out": {"l_rmem[r] == 0 ? 0 : 1 / l_rmem[r]": "l_rmem[r] == 0 ? 0 : 1"},
+    "an empty row is divided by 0": {"l_rmem[r] == 0 ? 0 : ": ""},
+    "the last row is not written": {"if (q_begin + row >= M) break;": "if (q_begin + row >= M - 1) break;"},
+    "lse lacks the maximum": {"m_rmem[r] + logf(": "logf("},
+    "tiles read past the last row": {"global, row < rows ?": "global, row <= rows ?"},
+}
+
+# v05 and v06: one stage, nothing overlaps.
+ONE_STAGE = {
+    "V comes from the first tile": {"V + int64_t(kv_begin) * D": "V"},
+    "no wait for Q": no_barrier("this thread's part of Q", "cp_async_wait_all()"),
+    "no wait for K": no_barrier("this thread's part of K", "cp_async_wait_all()"),
+    "no wait for V": no_barrier("this thread's part of V", "cp_async_wait_all()"),
+    "no barrier after Q is loaded": no_barrier("Q is whole", spaces=6),
+    "no barrier after K is loaded": no_barrier("K is whole", spaces=6),
+    "no barrier after V is loaded": no_barrier("V is whole", spaces=6),
+    "l is not rescaled": {"l_rmem[r] * rescale + over_row": "l_rmem[r] + over_row"},
+    "the sum is one lane's": {"over_row(Sum{}, sum, parts)": "sum"},
 }
 
 MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
@@ -153,4 +196,5 @@ MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
         "an empty row is divided by 0": {"l_rmem[r] == 0 ? float4{0, 0, 0, 0} : ": ""},
         "the last row is not written": {"if (q_begin + row >= M) break;": "if (q_begin + row >= M - 1) break;"},
     },
+    "v05_tensor_core": FUSED | TILED | FRAGMENTS | ONE_STAGE,
 }

@@ -31,9 +31,10 @@ def ladder() -> str:
 
 def counters() -> str:
     """What each version does to memory on the demo's tensors. These are counts: every machine gets the same."""
-    comparison = compare("all", Problem.from_file(*DEMO))
-    if not comparison.right:
-        raise RuntimeError("; ".join(f"{row.name}: {row.status}: {row.note}" for row in comparison if row.note))
+    problems = [Problem.from_file(*DEMO, dtype=dtype) for dtype in ("float32", "float16")]
+    compared = [row for problem in problems for row in compare("all", problem)]
+    if wrong := [f"{row.name}: {row.status}: {row.note}" for row in compared if row.status != "right"]:
+        raise RuntimeError("; ".join(wrong))
     rows = [
         [
             row.name,
@@ -44,7 +45,7 @@ def counters() -> str:
             f"{row.counters.barriers:,}",
             f"{row.counters.shuffles:,}",
         ]
-        for row in comparison
+        for row in compared
     ]
     headers = [
         *("version", "global loads, MB", "global stores, MB"),

@@ -6,6 +6,8 @@
 
 namespace flash {
 
+enum class Dtype { float32, float16, bfloat16 };
+
 /// One attention problem. The caller has made every tensor contiguous and 16-byte aligned, padded head_dim with zeros
 /// to a size the kernel is compiled for, and checked every shape: a kernel may rely on all of it.
 struct Params {
@@ -22,6 +24,7 @@ struct Params {
     int queries;   // M >= 1
     int keys;      // N >= 0
     int head_dim;  // 32, 64 or 128
+    Dtype dtype;   // of q, k, v and out; a kernel is only given those that versions.py says it takes
     float scale;   // any finite number; multiplies q.k before the mask and the maximum
     bool causal;   // query i sees keys j <= i + keys - queries
 };
