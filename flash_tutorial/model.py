@@ -17,7 +17,11 @@ WARP = 32
 
 @dataclass(frozen=True)
 class Chip:
-    """One GPU's published figures; per-SM limits are those of its compute capability in the CUDA programming guide."""
+    """One GPU's published figures; per-SM limits are those of its compute capability in the CUDA programming guide.
+
+    Rates of tensor cores are those for dense fp16 or bf16 operands and fp32 sums: from the data sheets of the H200
+    (which prints twice that, for sparse operands) and the A100, and NVIDIA's white papers on GA102 and AD102.
+    """
 
     name: str
     arch: str
@@ -27,9 +31,11 @@ class Chip:
     shared_per_sm: int  # bytes
     threads_per_sm: int
     blocks_per_sm: int
+    half_flops: float  # FLOP/s of the tensor cores
     fp32_lanes: int = 128  # multiply-adds per SM and clock
     registers_per_sm: int = 65536
     l1_bytes: int = 128  # per SM and clock, from L1 to registers; also one shared-memory wavefront per clock
+    exponentials: int = 16  # per SM and clock; each expf or exp2f is one
 
     @property
     def flops(self) -> float:
@@ -40,10 +46,10 @@ class Chip:
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("H200", "sm_90", 132, 1.98e9, 4.8e12, 228 * 1024, 2048, 32),
-        Chip("A100", "sm_80", 108, 1.41e9, 1.555e12, 164 * 1024, 2048, 32, fp32_lanes=64),
-        Chip("RTX 4090", "sm_89", 128, 2.52e9, 1.008e12, 100 * 1024, 1536, 24),
-        Chip("RTX 3090", "sm_86", 82, 1.695e9, 0.936e12, 100 * 1024, 1536, 16),
+        Chip("H200", "sm_90", 132, 1.98e9, 4.8e12, 228 * 1024, 2048, 32, 989.5e12),
+        Chip("A100", "sm_80", 108, 1.41e9, 1.555e12, 164 * 1024, 2048, 32, 312e12, fp32_lanes=64),
+        Chip("RTX 4090", "sm_89", 128, 2.52e9, 1.008e12, 100 * 1024, 1536, 24, 165.2e12),
+        Chip("RTX 3090", "sm_86", 82, 1.695e9, 0.936e12, 100 * 1024, 1536, 16, 71e12),
     )
 }
 
@@ -105,17 +111,33 @@ def quadratic(samples: Sequence[tuple[int, int]], at: int) -> int:
 
 
 def lower_bounds(
-    chip: Chip, *, flops: int, shared_wavefronts: int, sectors: int, dram_bytes: int, blocks: int
+    chip: Chip,
+    *,
+    flops: int,
+    shared_wavefronts: int,
+    sectors: int,
+    dram_bytes: int,
+    blocks: int,
+    half: bool = False,
+    exponentials: int = 0,
 ) -> Mapping[str, float]:
     """Seconds that each of a chip's resources needs at least for what was counted over a whole launch.
 
     ``sectors`` are those between L1 and the threads, loads and stores; ``dram_bytes`` those that must come from or go
     to memory whatever the caches do. With fewer ``blocks`` than SMs the others idle, which the on-chip bounds
-    include.
+    include. With ``half`` the ``flops`` are those of tensor cores, which are so fast that the ``exponentials`` are a
+    bound of their own.
     """
     busy = min(chip.sms, blocks)
+    if half:
+        arithmetic = {
+            "tensor cores": flops / (chip.half_flops * busy / chip.sms),
+            "exponentials": exponentials / (chip.exponentials * chip.clock * busy),
+        }
+    else:
+        arithmetic = {"FP32 arithmetic": flops / (chip.flops * busy / chip.sms)}
     return {
-        "FP32 arithmetic": flops / (2 * chip.fp32_lanes * chip.clock * busy),
+        **arithmetic,
         "shared memory": shared_wavefronts / (chip.clock * busy),
         "L1 (global accesses)": sectors * SECTOR_BYTES / (chip.l1_bytes * chip.clock * busy),
         "DRAM": dram_bytes / chip.dram,
