@@ -482,6 +482,7 @@ def profile(
 @click.argument("other", required=False)
 @click.option("--arch", metavar="sm_NN", help="sm_80, sm_86, sm_89, sm_90 or sm_90a.  [default: sm_90]")
 @click.option("--head-dim", type=int, default=64, show_default=True, help="Whose kernels to show.")
+@click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="[default: each version's first]")
 @click.option("--like", metavar="VERSION", help="The version whose dtypes and head sizes your .cu has.")
 @click.option("--sass", is_flag=True, help="The machine code too, under its source lines.")
 @click.option("--format", "fmt", type=click.Choice(["simple", "github", "json"]), default="simple", show_default=True)
@@ -492,6 +493,7 @@ def inspect_(
     other: str | None,
     arch: str | None,
     head_dim: int,
+    dtype: str | None,
     like: str | None,
     sass: bool,
     fmt: str,
@@ -502,7 +504,7 @@ def inspect_(
     with _asked_wrongly():
         found = [registry.resolve(name, like) for name in (version, other) if name is not None]
         try:
-            inspections = [inspecting.inspect(each, arch, head_dim, sass) for each in found]
+            inspections = [inspecting.inspect(each, arch, head_dim, sass, dtype) for each in found]
         except build.BuildError as error:
             click.echo(error, err=True)
             ctx.exit(WRONG)

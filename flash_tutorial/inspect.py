@@ -103,6 +103,7 @@ class Inspection:
     name: str
     arch: str
     head_dim: int  # the compiled one
+    dtype: str
     kernels: tuple[Kernel, ...]
     notes: tuple[str, ...]  # what is not known, and why
 
@@ -110,15 +111,21 @@ class Inspection:
 # ---------------------------------------------------------------------------------------------- looking
 
 
-def inspect(version: Version, arch: str | None = None, head_dim: int = 64, sass: bool = False) -> Inspection:
-    """Compiles a version for one architecture ("sm_90") and looks at the kernels that a head size launches.
+def inspect(
+    version: Version, arch: str | None = None, head_dim: int = 64, sass: bool = False, dtype: str | None = None
+) -> Inspection:
+    """Compiles a version for one architecture ("sm_90") and looks at the kernels that a head size and a dtype (None:
+    the version's first) launch.
 
     Raises ValueError for what cannot be asked (with sass=True, the listing, also where there is no disassembler), and
     BuildError with nvcc's message for a kernel that does not compile.
     """
     if not 1 <= head_dim <= max(version.head_dims):
-        raise ValueError(f"head_dim is {head_dim}: {version.name} accepts 1 to {max(version.head_dims)}")
+        raise ValueError(f"head_dim is {head_dim}: {version.label} accepts 1 to {max(version.head_dims)}")
     head_dim = min(size for size in version.head_dims if size >= head_dim)
+    dtype = version.dtypes[0] if dtype is None else dtype
+    if dtype not in version.dtypes:
+        raise ValueError(f"dtype is {dtype!r}: {version.label} takes {', '.join(version.dtypes)}")
     capability = _capability(version, arch)
     arch = "sm_" + capability.replace(".", "")
     if build.nvcc() is None:
@@ -139,7 +146,7 @@ def inspect(version: Version, arch: str | None = None, head_dim: int = 64, sass:
         except build.BuildError as error:
             notes.append(f"Instructions are not known: {error}")
     try:
-        launches = _launches(version, head_dim)
+        launches = _launches(version, head_dim, dtype)
     except (RuntimeError, ImportError) as error:
         launches = {}
         reason = str(error).partition("\n")[0]
@@ -154,7 +161,7 @@ def inspect(version: Version, arch: str | None = None, head_dim: int = 64, sass:
     found = tuple(
         _completed(each, launches.get(each.name), arch, code.get(each.symbol)) for each in launched or kernels
     )
-    return Inspection(version.label, arch, head_dim, found, tuple(notes))
+    return Inspection(version.label, arch, head_dim, dtype, found, tuple(notes))
 
 
 def _capability(version: Version, arch: str | None) -> str:
@@ -211,14 +218,14 @@ def disassembler() -> str | None:
     return next((str(file.locate()) for file in files if file.stem == "nvdisasm" and file.locate().is_file()), None)
 
 
-def _launches(version: Version, head_dim: int) -> dict[str, tuple[int, int]]:
+def _launches(version: Version, head_dim: int, dtype: str) -> dict[str, tuple[int, int]]:
     """Kernel → threads and bytes of dynamic shared memory of a block, in launch order, from a tiny emulated call."""
     import torch
 
     from flash_tutorial import emulator, registry
 
     operator = registry.operator(version, "emulated")
-    q, k, v = torch.zeros(3, 1, 1, 16, head_dim, dtype=getattr(torch, version.dtypes[0]))
+    q, k, v = torch.zeros(3, 1, 1, 16, head_dim, dtype=getattr(torch, dtype))
     with emulator.launching(raise_on_finding=False) as report:
         operator(q, k, v, False, 1.0)
     return {
@@ -371,7 +378,7 @@ def describe(inspections: Sequence[Inspection], fmt: str = "simple", sass: bool 
         extra = [each.replace("\n", " ") for each in extra]
     align = ["left", *["right"] * (len(columns) + len(pairs))]
     parts = [
-        "; ".join(dict.fromkeys(f"{each.arch}, head size {each.head_dim}" for each in inspections)),
+        "; ".join(dict.fromkeys(f"{each.arch}, head size {each.head_dim}, {each.dtype}" for each in inspections)),
         tabulate(table, ["", *headers, *extra], tablefmt=fmt, colalign=align, disable_numparse=True),
         *dict.fromkeys(note for each in inspections for note in each.notes),
     ]
@@ -433,6 +440,7 @@ def _data(inspection: Inspection, sass: bool) -> dict:
         "version": inspection.name,
         "arch": inspection.arch,
         "head_dim": inspection.head_dim,
+        "dtype": inspection.dtype,
         "kernels": kernels,
         "notes": list(inspection.notes),
     }

@@ -13,6 +13,7 @@ from fractions import Fraction
 
 SECTOR_BYTES = 32
 WARP = 32
+QUARTERS = 4  # of an SM: each with registers and a warp scheduler of its own
 
 
 @dataclass(frozen=True)
@@ -67,21 +68,30 @@ class Occupancy:
 def occupancy(chip: Chip, *, threads: int, shared_bytes: int, registers: int | None = None) -> Occupancy:
     """Occupancy of a kernel with ``threads`` and ``shared_bytes`` per block and ``registers`` per thread.
 
-    Without ``registers`` (no nvcc has compiled the kernel yet) they are taken not to limit. Every block takes 1 KiB
-    of shared memory more than it asked for, and registers are handed out to warps in units of 256.
+    Without ``registers`` (no nvcc has compiled the kernel yet) they are taken not to limit. The rules are those of
+    CUDA's cuda_occupancy.h: a block takes 1 KiB of shared memory more than it asked for, in units of 128 bytes, and
+    registers are handed out to warps in units of 256, from the quarter of the SM that the warp runs on. A block for
+    which an empty SM has no room gives 0 blocks: it cannot be launched.
     """
     warps = -(-threads // WARP)
     limits = {
         "blocks per SM": chip.blocks_per_sm,
         "threads": chip.threads_per_sm // (warps * WARP),
-        "shared memory": chip.shared_per_sm // (shared_bytes + 1024),
+        "shared memory": chip.shared_per_sm // _rounded_up(shared_bytes + 1024, 128),
     }
     if registers is not None:
-        per_warp = -(-registers * WARP // 256) * 256
-        limits["registers"] = chip.registers_per_sm // per_warp // warps
+        per_warp = _rounded_up(registers * WARP, 256)
+        warps_per_quarter = chip.registers_per_sm // QUARTERS // per_warp
+        # A launch is checked as if each quarter got as many of the block's warps as the fullest.
+        fits = _rounded_up(warps, QUARTERS) * per_warp <= chip.registers_per_sm
+        limits["registers"] = QUARTERS * warps_per_quarter // warps if fits else 0
     limiter = min(limits, key=limits.__getitem__)
     blocks = limits[limiter]
     return Occupancy(blocks, limiter, blocks * warps, blocks * warps * WARP / chip.threads_per_sm)
+
+
+def _rounded_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
 
 
 def attention_flops(batch: int, heads: int, queries: int, keys: int, head_dim: int, causal: bool = False) -> int:

@@ -84,7 +84,7 @@ def stored(monkeypatch):
     monkeypatch.setattr(inspect, "_compile", lambda source, capability, cubin: PTXAS)
     monkeypatch.setattr(inspect, "disassembler", lambda: "nvdisasm")
     monkeypatch.setattr(inspect, "_disassemble", lambda cubin: SASS)
-    monkeypatch.setattr(inspect, "_launches", lambda version, head_dim: {"attention_kernel<64>": (128, 32768)})
+    monkeypatch.setattr(inspect, "_launches", lambda version, head_dim, dtype: {"attention_kernel<64>": (128, 32768)})
     if shutil.which("c++filt") is None:
         names = {SYMBOL.format(size): f"attention_kernel<{size}>" for size in (64, 128)}
         monkeypatch.setattr(inspect, "demangled", lambda symbols: {each: names[each] for each in symbols})
@@ -154,6 +154,34 @@ def test_classes(text, kind):
     assert inspect.Instruction(0, text, "", 0).kind == kind
 
 
+# ---------------------------------------------------------------------------------------------- occupancy
+
+
+# What CUDA's own cuda_occupancy.h (toolkit 13.0) answers.
+@pytest.mark.parametrize(
+    ("chip", "threads", "registers", "shared", "blocks", "limiter"),
+    [
+        ("H200", 128, 168, 53248, 3, "registers"),
+        ("H200", 128, 128, 32768, 4, "registers"),
+        ("H200", 96, 177, 0, 2, "registers"),  # 11 warps' registers are there, but 2.75 in each quarter of the SM
+        ("H200", 32, 64, 0, 32, "blocks per SM"),
+        ("H200", 1024, 65, 0, 0, "registers"),  # 72 of them, as they are handed out: more than there are
+        ("H200", 160, 196, 12897, 1, "registers"),
+        ("A100", 96, 103, 0, 5, "registers"),
+        ("A100", 256, 64, 31744, 4, "registers"),
+        ("A100", 128, 255, 81920, 2, "shared memory"),
+        ("RTX 4090", 128, 32, 0, 12, "threads"),
+        ("RTX 4090", 32, 16, 0, 24, "blocks per SM"),
+        ("RTX 3090", 128, 40, 100352, 1, "shared memory"),
+        ("RTX 3090", 100, 40, 12161, 7, "shared memory"),  # 13,185 bytes with the block's own KiB, as 13,312
+    ],
+)
+def test_occupancy_is_cudas(chip, threads, registers, shared, blocks, limiter):
+    found = model.occupancy(model.CHIPS[chip], threads=threads, shared_bytes=shared, registers=registers)
+    assert (found.blocks, found.limiter) == (blocks, limiter)
+    assert found.warps == blocks * -(-threads // 32)
+
+
 # ---------------------------------------------------------------------------------------------- showing
 
 
@@ -173,7 +201,7 @@ def test_the_architecture_decides_the_occupancy(stored):
 
 def test_json(stored):
     (entry,) = json.loads(call("v03", "--format", "json").stdout)
-    assert list(entry) == ["version", "arch", "head_dim", "kernels", "notes"]
+    assert list(entry) == ["version", "arch", "head_dim", "dtype", "kernels", "notes"]
     (kernel,) = entry["kernels"]
     assert (kernel["registers"], kernel["instructions"], kernel["histogram"]["FFMA"]) == (128, 7, 1)
     assert kernel["occupancy"]["limiter"] == "registers" and "sass" not in kernel
@@ -183,7 +211,7 @@ def test_json(stored):
 
 def test_two_have_a_column_of_differences(stored, monkeypatch):
     launches = {"v03_warp_local": (128, 32768), "v04_vectorized": (256, 1024)}
-    monkeypatch.setattr(inspect, "_launches", lambda version, _: {"attention_kernel<64>": launches[version.name]})
+    monkeypatch.setattr(inspect, "_launches", lambda version, *_: {"attention_kernel<64>": launches[version.name]})
     rows = [row.split("|")[1:-1] for row in call("v03", "v04", "--format", "github").stdout.splitlines() if "|" in row]
     table = {name.strip(): [cell.strip() for cell in cells] for name, *cells in rows}
     assert table[""] == ["v03_warp_local attention_kernel<64>", "v04_vectorized attention_kernel<64>", "difference"]
@@ -196,7 +224,7 @@ def test_two_have_a_column_of_differences(stored, monkeypatch):
 def test_kernels_that_do_not_pair_have_no_differences(stored, monkeypatch):
     both = {f"attention_kernel<{size}>": (128, 0) for size in (64, 128)}
     monkeypatch.setattr(
-        inspect, "_launches", lambda version, _: both if version.number else {"attention_kernel<64>": (128, 0)}
+        inspect, "_launches", lambda version, *_: both if version.number else {"attention_kernel<64>": (128, 0)}
     )
     output = call("v00", "v03").stdout
     assert "attention_kernel<128>" in output and "difference" not in output
@@ -210,7 +238,7 @@ def test_the_listing_stands_under_its_source_lines(stored):
 
 
 def test_without_a_launch_the_rest_is_shown_and_said(stored, monkeypatch):
-    def fail(version, head_dim):
+    def fail(*_):
         raise build.BuildError("no C++ compiler\nat all")
 
     monkeypatch.setattr(inspect, "_launches", fail)
@@ -227,7 +255,7 @@ def test_without_a_launch_the_rest_is_shown_and_said(stored, monkeypatch):
 def test_without_a_disassembler_the_rest_is_shown_and_what_to_install(without_nvdisasm, monkeypatch):
     monkeypatch.setattr(build, "nvcc", lambda: "nvcc")
     monkeypatch.setattr(inspect, "_compile", lambda source, capability, cubin: PTXAS)
-    monkeypatch.setattr(inspect, "_launches", lambda version, head_dim: {})
+    monkeypatch.setattr(inspect, "_launches", lambda version, head_dim, dtype: {})
     result = call("v03")
     assert result.exit_code == 0
     assert "pip install nvidia-cuda-nvdisasm" in result.stdout and "128" in result.stdout
@@ -261,6 +289,8 @@ def test_nvdisasm_of_the_pypi_package_is_found(monkeypatch, tmp_path):
         (["v03", "--arch", "sm_70"], "unknown architecture 'sm_70': accepted are sm_80, sm_86, sm_89, sm_90, sm_90a"),
         (["v03", "--head-dim", "0"], "head_dim is 0: v03_warp_local accepts 1 to 128"),
         (["v03", "--head-dim", "129"], "head_dim is 129"),
+        (["v03", "--dtype", "float16"], "dtype is 'float16': v03_warp_local takes float32"),
+        (["v03", "v99:pad=0"], "unknown version 'v99'"),
         ([], "Missing argument"),
     ],
 )
