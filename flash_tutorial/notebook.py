@@ -11,10 +11,8 @@ import functools
 import io
 import math
 import re
-import subprocess
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +24,9 @@ from safetensors.torch import load_file
 from tabulate import tabulate
 
 import flash_tutorial as ft
-from flash_tutorial import benchmark, build, emulator, model, plots, reference
+from flash_tutorial import benchmark, emulator, model, plots, reference, registry
 from flash_tutorial import diff as diff_module
+from flash_tutorial import inspect as inspect_module
 
 ROOT = Path(__file__).resolve().parent.parent
 REAL_INPUT = ROOT / "tests" / "data" / "minilm_qkv.safetensors"
@@ -48,6 +47,12 @@ SHARED = {
     "shared_store_requests": "shared store requests",
     "shared_store_wavefronts": "shared store wavefronts",
     "shared_store_conflicts": "  of them bank conflicts",
+}
+TENSOR = {
+    "mma": "mma instructions",
+    "ldmatrix": "ldmatrix instructions",
+    "cp_async": "cp.async instructions",
+    "cp_async_wavefronts": "  their wavefronts, writing shared memory",
 }
 SYNCHRONISATION = {"barriers": "block barriers (per warp)", "syncwarps": "warp barriers", "shuffles": "shuffles"}
 
@@ -187,10 +192,19 @@ def normal(batch=1, heads=2, queries=256, keys=None, head_dim=64, kv_heads=None,
     return draw(batch, heads, queries, head_dim), draw(*kv), draw(*kv)
 
 
-def real(layer: int = 0):
+def precision(version: str | Path) -> str:
+    """The dtype in which notebooks count and time a version: float32, or bfloat16 where it does not take that."""
+    return "float32" if version in reference.REFERENCES or "float32" in _dtypes(version) else "bfloat16"
+
+
+def _dtypes(version: str | Path) -> tuple[str, ...]:
+    return registry.resolve(version).dtypes
+
+
+def real(layer: int = 0, dtype=torch.float32):
     """q, k, v and the output of one attention layer of a real model, all-MiniLM-L6-v2: 12 heads, 127 tokens, D = 32."""
     tensors = load_file(REAL_INPUT)
-    return tuple(tensors[f"layer{layer}.{name}"] for name in ("q", "k", "v", "out"))
+    return tuple(tensors[f"layer{layer}.{name}"].to(dtype) for name in ("q", "k", "v", "out"))
 
 
 def check(version: str | Path, q, k, v, **options) -> reference.Check:
@@ -226,7 +240,7 @@ def measured(
     causal: bool = False,
 ) -> emulator.Report:
     """The emulator's report of one instrumented run on random input; the same question is asked only once."""
-    q, k, v = normal(batch, heads, queries, keys, head_dim)
+    q, k, v = normal(batch, heads, queries, keys, head_dim, dtype=getattr(torch, precision(version)))
     with emulator.instrument() as report:
         ft.attention(q, k, v, version=version, causal=causal)
     return report
@@ -265,6 +279,9 @@ def storage(version: str, boxes: Sequence[Mapping], alt: str) -> None:
     figure(plots.storage(boxes), alt)
 
 
+SHARED_WAVEFRONTS = ("shared_load_wavefronts", "shared_store_wavefronts", "cp_async_wavefronts")
+
+
 @functools.cache
 def at_length(version: str, counter: str, length: int, head_dim: int = 64) -> int:
     """One counter per head at a length too long for the emulator, exactly: see `model.quadratic`."""
@@ -275,37 +292,49 @@ def at_length(version: str, counter: str, length: int, head_dim: int = 64) -> in
 # --- the ladder, predictions, bounds --------------------------------------------------------------------------------
 
 
-def stored(version: str, seq: int = 2048, head_dim: int = 64, causal: bool = False) -> Mapping | None:
-    """The measured row of a version, or of a PyTorch reference, at B·H = 48, as results/ has it, or None."""
+def stored(
+    version: str, seq: int = 2048, head_dim: int = 64, causal: bool = False, dtype: str | None = None
+) -> Mapping | None:
+    """The measured row of a version, or of a PyTorch reference, at B=4, H=12, as results/ has it, or None.
+
+    Without ``dtype`` it is that of `precision`.
+    """
+    name = version if version in reference.REFERENCES else registry.resolve(version).name
+    problem = benchmark.Shape(4, 12, seq, head_dim, dtype or precision(version), causal)
     for row in benchmark.load_results():
-        if (row["version"], row["seq"], row["head_dim"], row["causal"]) == (version, seq, head_dim, causal):
+        if row["version"] == name and "microseconds" in row and all(row[f] == x for f, x in asdict(problem).items()):
             return row
     return None
 
 
 def times(*versions: str, lengths: Sequence[int] = (512, 1024, 2048)) -> None:
-    """Shows the times that results/ holds, and measures them here too if there is a GPU."""
-    contenders = [*(ft.version(version).name for version in versions), "sdpa_efficient"]
+    """Shows the times that results/ holds, and measures them here too if there is a GPU.
+
+    Each version in its own precision, and beside them PyTorch's fused attention in that of the last.
+    """
+    contenders = {ft.version(version).name: precision(version) for version in versions}
+    last = precision(versions[-1])
+    contenders["sdpa_efficient" if last == "float32" else "sdpa_flash"] = last
     rows = []
-    kept = {(name, n): stored(name, n) for name in contenders for n in lengths}
+    kept = {(name, n): stored(name, n, dtype=dtype) for name, dtype in contenders.items() for n in lengths}
     label = next((stored_label(row) for row in kept.values() if row), None)
     if label:
         rows += [
-            [name, label, *(kept[name, n] and kept[name, n]["microseconds"]["median"] for n in lengths)]
-            for name in contenders
+            [name, dtype, label, *(kept[name, n] and kept[name, n]["microseconds"]["median"] for n in lengths)]
+            for name, dtype in contenders.items()
         ]
     if torch.cuda.is_available():
-        shapes = [benchmark.Shape(4, 12, n, 64) for n in lengths]
-        here = benchmark.run(contenders, shapes, progress=lambda line: None)
-        medians = {(row["version"], row["seq"]): row.get("microseconds", {}).get("median") for row in here}
-        rows += [
-            [name, f"{torch.cuda.get_device_name()}, now", *(medians[name, n] for n in lengths)] for name in contenders
-        ]
+        for dtype in dict.fromkeys(contenders.values()):
+            names = [name for name in contenders if contenders[name] == dtype]
+            shapes = [benchmark.Shape(4, 12, n, 64, dtype) for n in lengths]
+            here = benchmark.run(names, shapes, progress=lambda line: None)
+            medians = {(row["version"], row["seq"]): row.get("microseconds", {}).get("median") for row in here}
+            where = f"{torch.cuda.get_device_name()}, now"
+            rows += [[name, dtype, where, *(medians[name, n] for n in lengths)] for name in names]
     if rows:
-        say("Microseconds at B=4, H=12, D=64, fp32, without mask (median):")
-        table(
-            rows, ["version", "measured on", *(f"N={n}" for n in lengths)], ["left", "left", *["right"] * len(lengths)]
-        )
+        say("Microseconds at B=4, H=12, D=64, without mask (median):")
+        headers = ["version", "dtype", "measured on", *(f"N={n}" for n in lengths)]
+        table(rows, headers, ["left", "left", "left", *["right"] * len(lengths)])
     else:
         say("`results/` holds no times, and there is no GPU here: `python -m flash_tutorial.benchmark` adds some.")
 
@@ -339,6 +368,8 @@ def ladder(version: str) -> None:
     align = ["left", "left", *["right"] * (len(rows[0]) - 2)]
     table(rows, align=align)
     counted = "Sectors, wavefronts and barriers: counted by the emulator at B=1, H=2, M=N=256, D=64."
+    if precision(version) != "float32":
+        counted += f" From v05 on in {precision(version)}, which halves the bytes of q, k, v and out."
     say(
         f"{counted} Times: {label}, B=4, H=12, M=N=2048, D=64."
         if label
@@ -364,7 +395,8 @@ def verdict(version: str, bound: Mapping[str, float], chip: str = "H200") -> Non
     if old:
         before = old["microseconds"]["median"]
         ratio = f"{before / time:.2f} times as fast" if time < before else f"{time / before:.2f} times as slow"
-        text += f" {parent} takes {before:,.0f} µs: this version is **{ratio}**."
+        other = f" in {old['dtype']}" if old["dtype"] != row["dtype"] else ""
+        text += f" {parent} takes {before:,.0f} µs{other}: this version is **{ratio}**."
     if chip in row["gpu"]:
         longest = max(bound, key=bound.__getitem__)
         text += (
@@ -425,20 +457,12 @@ def _columns(columns: Mapping[str, Sequence]) -> None:
 
 @functools.cache
 def registers(version: str, head_dim: int = 64, arch: str = "sm_90") -> Mapping[str, int]:
-    """Registers per thread of each of a version's kernels as ptxas reports them; empty where nvcc cannot compile."""
-    nvcc = build.nvcc()
-    if nvcc is None:
+    """Registers per thread of each of a version's kernels as ptxas reports them; empty where there is no nvcc."""
+    try:
+        kernels = inspect_module.inspect(registry.resolve(version), arch, head_dim).kernels
+    except ValueError:
         return {}
-    with tempfile.TemporaryDirectory() as scratch:
-        output = ["-cubin", f"-arch={arch}", "-Xptxas=-v", "-o", f"{scratch}/kernel.cubin"]
-        command = [nvcc, "-std=c++17", "-O3", *output, "-I", build.KERNELS / "include", ft.version(version).source]
-        text = subprocess.run(list(map(str, command)), capture_output=True, text=True).stderr
-    found = {}
-    for mangled, used in re.findall(r"Compiling entry function '(\S+)'.*?Used (\d+) registers", text, re.DOTALL):
-        name = re.search(r"\d+([a-z][a-z_]*kernel)(?:ILi(\d+))?", mangled)
-        if name and name[2] in (None, str(head_dim)):
-            found[name[1]] = int(used)
-    return found
+    return {re.sub(r"<.*", "", kernel.name): kernel.registers for kernel in kernels}
 
 
 def resources(*versions: str, head_dim: int = 64, chip: str = "H200") -> None:
@@ -477,7 +501,8 @@ def bounds(
 ) -> dict[str, float]:
     """Microseconds that each resource of a chip needs at least (see `model.lower_bounds`), without causal mask.
 
-    Compulsory memory traffic is q, k, v and out once each, plus ``extra_bytes``.
+    Compulsory memory traffic is q, k, v and out once each, plus ``extra_bytes``. What cp.async writes into shared
+    memory counts as wavefronts there, too.
     """
 
     def total(counter: str) -> int:
@@ -490,12 +515,18 @@ def bounds(
     seconds = model.lower_bounds(
         model.CHIPS[chip],
         flops=model.attention_flops(batch, heads, length, length, head_dim),
-        shared_wavefronts=total("shared_load_wavefronts") + total("shared_store_wavefronts"),
+        shared_wavefronts=sum(map(total, SHARED_WAVEFRONTS)),
         sectors=total("global_load_sectors") + total("global_store_sectors"),
-        dram_bytes=4 * batch * heads * length * head_dim * 4 + extra_bytes,
+        dram_bytes=4 * batch * heads * length * head_dim * _itemsize(version) + extra_bytes,
         blocks=batch * heads * model.quadratic(blocks, length),
+        half=precision(version) != "float32",
+        exponentials=batch * heads * length * length,
     )
     return {resource: 1e6 * value for resource, value in seconds.items()}
+
+
+def _itemsize(version: str) -> int:
+    return getattr(torch, precision(version)).itemsize
 
 
 def bounds_figure(bars: Mapping[str, Mapping[str, float]], alt: str, chip: str = "H200") -> None:
@@ -518,19 +549,22 @@ def roofline(
     """
     gpu, heads, length, head_dim = model.CHIPS[chip], 48, 2048, 64
     flops = model.attention_flops(1, heads, length, length, head_dim)
-    memory, shared = {}, {}
+    known = {"float32": ("FP32", gpu.flops), "bfloat16": ("tensor cores", gpu.half_flops)}
+    memory, shared, ceilings = {}, {}, {}
     for version in versions:
         row = stored(version)
         achieved = row["tflops"] * 1e12 if row else None
-        traffic = 4 * heads * length * head_dim * 4 + (extra_bytes or {}).get(version, 0)
-        memory[version[:3]] = plots.Point(flops / traffic, achieved, "FP32")
-        wavefronts = sum(at_length(version, f"shared_{kind}_wavefronts", length) for kind in ("load", "store"))
+        ceiling, ceilings[ceiling] = known[precision(version)]
+        traffic = 4 * heads * length * head_dim * _itemsize(version) + (extra_bytes or {}).get(version, 0)
+        common = {"achieved": achieved, "ceiling": ceiling}
+        memory[version[:3]] = {"intensity": flops / traffic, **common}
+        wavefronts = sum(at_length(version, counter, length) for counter in SHARED_WAVEFRONTS)
         if wavefronts:
-            shared[version[:3]] = plots.Point(flops / (heads * wavefronts * 128), achieved, "FP32")
+            shared[version[:3]] = {"intensity": flops / (heads * wavefronts * 128), **common}
     panels = {"memory": (gpu.dram, memory)}
     if shared:
         panels["shared memory"] = (gpu.sms * gpu.l1_bytes * gpu.clock, shared)
-    figure(plots.roofline(panels, ceilings={"FP32": gpu.flops}, roof=gpu.name), alt)
+    figure(plots.roofline(panels, ceilings=ceilings, roof=gpu.name), alt)
 
 
 # --- breaking things ------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import matplotlib
 import numpy as np
@@ -449,19 +449,9 @@ def _move(note: Annotation, place: tuple[int, tuple[int, int]]) -> None:
     note.set(position=(right * distance, up * distance), ha=("center", "left", "right")[right])
 
 
-@dataclass(frozen=True)
-class Point:
-    """One kernel on a roofline."""
-
-    intensity: float  # FLOP for each byte that the memory moves
-    achieved: float | None  # FLOP/s; None: not measured, drawn as a triangle on the roof
-    ceiling: str  # the name of the roof that its arithmetic has
-    counted: bool = False  # the bytes are counted, not measured: a hollow dot
-
-
 @_styled
 def roofline(
-    panels: Mapping[str, tuple[float, Mapping[str, Point]]],
+    panels: Mapping[str, tuple[float, Mapping[str, Mapping]]],
     *,
     ceilings: Mapping[str, float],
     roof: str,
@@ -469,15 +459,19 @@ def roofline(
 ) -> Figure:
     """Arithmetic intensity against the roofs of one chip, one panel for each kind of memory.
 
-    ``panels`` maps a memory's name to its bandwidth in byte/s and its points by name, ``ceilings`` a kind of
-    arithmetic to its FLOP/s; ``roof`` says whose they are, ``notes`` are lines below the figure.
+    ``panels`` maps a memory's name to its bandwidth in byte/s and its points by name. A point is a mapping with
+    ``intensity`` (FLOP for each byte that the memory moves), ``achieved`` (FLOP/s; ``None``, not measured, puts a
+    triangle on the roof), ``ceiling`` (the name of the roof that its arithmetic has) and, optionally, ``counted`` (its
+    bytes are counted, not measured: a ring). ``ceilings`` maps a kind of arithmetic to its FLOP/s; ``roof`` says whose
+    they are, ``notes`` are lines below the figure.
     """
+    notes = _wrapped(notes)
     figure, every = _figure(7.4, (3.3 if len(panels) > 1 else 4.2) + 0.16 * len(notes), len(panels), sharey=True)
     names = list(dict.fromkeys(name for _, points in panels.values() for name in points))
     tera, highest = 1e-12, max(ceilings.values())
     drawn = []
     for axes, (memory, (bandwidth, points)) in zip(every, panels.items(), strict=True):
-        used = [point.intensity for point in points.values()] + [flops / bandwidth for flops in ceilings.values()]
+        used = [point["intensity"] for point in points.values()] + [flops / bandwidth for flops in ceilings.values()]
         left, right = min(used) / 8, max(used) * 8
         slope = np.geomspace(left, highest / bandwidth, 200)
         lines = [np.column_stack([slope, bandwidth * slope * tera])]
@@ -494,22 +488,22 @@ def roofline(
         axes.annotate(f"{bandwidth * tera:.3g} TB/s", (middle, bandwidth * middle * tera), **beside)
         labels: dict[tuple[float, float], list[str]] = {}  # what lies at one place shares a label
         for name, point in points.items():
-            ceiling = min(ceilings[point.ceiling], bandwidth * point.intensity)
-            height = point.achieved or ceiling
-            axes.plot([point.intensity] * 2, [height * tera, ceiling * tera], color=GREY, linewidth=1, linestyle=":")
+            ceiling = min(ceilings[point["ceiling"]], bandwidth * point["intensity"])
+            height = point["achieved"] or ceiling
+            axes.plot([point["intensity"]] * 2, [height * tera, ceiling * tera], color=GREY, linewidth=1, linestyle=":")
             colour = CONTENDERS[names.index(name) % len(CONTENDERS)]
             axes.plot(
-                point.intensity,
+                point["intensity"],
                 height * tera,
-                marker="o" if point.achieved else "^",
+                marker="o" if point["achieved"] else "^",
                 markersize=7,
-                markerfacecolor="white" if point.counted else colour,
-                markeredgecolor=colour if point.counted else "white",
-                markeredgewidth=1.8 if point.counted else 1.0,
+                markerfacecolor="white" if point.get("counted") else colour,
+                markeredgecolor=colour if point.get("counted") else "white",
+                markeredgewidth=1.8 if point.get("counted") else 1.0,
                 linestyle="none",
                 zorder=3,
             )
-            labels.setdefault((point.intensity, height * tera), []).append(name)
+            labels.setdefault((point["intensity"], height * tera), []).append(name)
         axes.set(title=f"{roof}: {memory}", xlabel="FLOP per byte moved", xlim=(left, right))
         axes.grid(True, which="major", color="#E4E4E4", linewidth=0.6)
         axes.xaxis.set_major_formatter(FuncFormatter(_engineering))
@@ -523,31 +517,27 @@ def roofline(
     return figure
 
 
+def _wrapped(notes: Sequence[str]) -> list[str]:
+    """Notes as lines that are no wider than a figure."""
+    return [line for note in notes for line in textwrap.wrap(note, 120)]
+
+
 def _below(figure: Figure, notes: Sequence[str]) -> None:
     """Lines of small print under everything else."""
     if notes:
         figure.supxlabel("\n".join(notes), x=0.01, ha="left", fontsize=7.5)
 
 
-@dataclass(frozen=True)
-class Line:
-    """A contender's speed over the length: TFLOP/s at each, the median and the percentiles around it."""
-
-    lengths: tuple[int, ...]
-    median: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    stale: tuple[bool, ...]  # measured before the kernel's last change: a hollow dot
-    reference: bool = False  # not a version of the ladder: a dashed line
-
-
 @_styled
-def speeds(panels: Mapping[str, Mapping[str, Line]], *, notes: Sequence[str] = ()) -> Figure:
+def speeds(panels: Mapping[str, Mapping[str, Mapping]], *, notes: Sequence[str] = ()) -> Figure:
     """TFLOP/s over the sequence length, one panel for each family of problems, a line for each contender by name.
 
-    The band around a line is its spread. A line's name stands at its right end; ``notes`` are lines below the figure.
+    A line is a mapping with ``lengths``, ``median``, ``low`` and ``high`` (TFLOP/s at each length: the band around the
+    line), ``stale`` (at each length: measured before the kernel's last change, a hollow dot) and ``reference`` (no
+    version of the ladder: dashed). Its name stands at its right end; ``notes`` are lines below the figure.
     The scale is logarithmic where the fastest is more than 20 times as fast as the slowest.
     """
+    notes = _wrapped(notes)
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     most = max(len(lines) for lines in panels.values())
@@ -560,14 +550,14 @@ def speeds(panels: Mapping[str, Mapping[str, Line]], *, notes: Sequence[str] = (
         for name, line in lines.items():
             index = names.index(name)
             colour = CONTENDERS[index % len(CONTENDERS)]
-            axes.fill_between(line.lengths, line.low, line.high, color=_tint(colour, 0.3), linewidth=0)
-            style = {"color": colour, "linestyle": "--" if line.reference else "-", "linewidth": 1.4}
-            axes.plot(line.lengths, line.median, **style, zorder=2)
+            axes.fill_between(line["lengths"], line["low"], line["high"], color=_tint(colour, 0.3), linewidth=0)
+            style = {"color": colour, "linestyle": "--" if line["reference"] else "-", "linewidth": 1.4}
+            axes.plot(line["lengths"], line["median"], **style, zorder=2)
             for stale in (False, True):
-                at = [i for i, old in enumerate(line.stale) if old == stale]
+                at = [i for i, old in enumerate(line["stale"]) if old == stale]
                 axes.plot(
-                    [line.lengths[i] for i in at],
-                    [line.median[i] for i in at],
+                    [line["lengths"][i] for i in at],
+                    [line["median"][i] for i in at],
                     marker="osD^v"[index % 5],
                     markersize=4.5,
                     color=colour,
@@ -575,8 +565,8 @@ def speeds(panels: Mapping[str, Mapping[str, Line]], *, notes: Sequence[str] = (
                     linestyle="none",
                     zorder=3,
                 )
-        lengths = sorted({length for line in lines.values() for length in line.lengths})
-        speeds = [speed for line in lines.values() for speed in line.median]
+        lengths = sorted({length for line in lines.values() for length in line["lengths"]})
+        speeds = [speed for line in lines.values() for speed in line["median"]]
         axes.set_xscale("log", base=2)
         if max(speeds) > 20 * min(speeds):
             axes.set_yscale("log")
@@ -589,7 +579,7 @@ def speeds(panels: Mapping[str, Mapping[str, Line]], *, notes: Sequence[str] = (
         axes.set(title=title, xlabel="length M = N", ylabel="TFLOP/s")
     _below(figure, notes)
     for axes, lines in zip(every.flat, panels.values()):
-        _name_ends(axes, {name: (line.lengths[-1], line.median[-1]) for name, line in lines.items()}, names)
+        _name_ends(axes, {name: (line["lengths"][-1], line["median"][-1]) for name, line in lines.items()}, names)
     return figure
 
 
