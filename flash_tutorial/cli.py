@@ -48,6 +48,7 @@ def _teach(text: str, right: str, wrong: str) -> str:
       flash-tutorial run v03 --causal        one version on random tensors: right? what does it cost?
       flash-tutorial compare all sdpa        all of them and PyTorch, side by side
       flash-tutorial diff v03                what v03 changed from v02
+      flash-tutorial profile v03             what it does to the machine, by source line; on a GPU by ncu
       flash-tutorial inspect v03 v04         registers, occupancy and instructions, as nvcc makes them
       flash-tutorial hardware --stored       the emulator's counters beside a GPU's: are they right?
       flash-tutorial doctor                  what this machine can do, and what it lacks

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import itertools
 import os
 import pickle
 import re
@@ -190,9 +191,9 @@ def _export(ncu: str, report: Path, label: str, page: str, *options: str) -> str
     if folder := os.environ.get(KEEP):
         kind = "-".join([page, *(option.strip("-") for option in options)])
         name = re.sub(r"[^\w.=-]+", "_", f"{label}-{kind}")
-        taken = sum(1 for _ in Path(folder).glob(f"{name}-*.csv")) if Path(folder).is_dir() else 0
+        free = (path for n in itertools.count(1) if not (path := Path(folder) / f"{name}-{n}.csv").exists())
         Path(folder).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / f"{name}-{taken + 1}.csv").write_text(said, encoding="utf-8")
+        next(free).write_text(said, encoding="utf-8")
     return said
 
 
@@ -271,10 +272,10 @@ def _launch(row: dict[str, str], instances: dict[str, str], metrics: Iterable[st
         cell = (instances if bracket else row).get(name, "")
         try:
             if bracket:
-                by_opcode = {code: _number(number.rstrip(",.")) for code, number in _INSTANCE.findall(cell)}
-                if not by_opcode:
+                counts = [(code, _number(count.rstrip(",."))) for code, count in _INSTANCE.findall(cell)]
+                if not counts:
                     raise ValueError
-                found[metric] = by_opcode.get(opcode, 0.0)
+                found[metric] = sum((count for code, count in counts if code.partition(".")[0] == opcode), 0.0)
             else:
                 found[metric] = _number(cell)
         except ValueError:
@@ -283,8 +284,8 @@ def _launch(row: dict[str, str], instances: dict[str, str], metrics: Iterable[st
 
 
 def _sizes(text: str) -> tuple[int, int, int]:
-    """(32, 8, 1) from "(32, 8, 1)"."""
-    x, y, z = map(int, re.findall(r"\d+", text))
+    """(65536, 8, 1) from "(65,536, 8, 1)"."""
+    x, y, z = (int(size.replace(",", "")) for size in text.strip("()").split(", "))
     return x, y, z
 
 

@@ -289,7 +289,7 @@ def _check_kept(wanted: Sequence[tuple[Version, Problem]]) -> None:
 
 def compulsory_bytes(problem: Problem) -> tuple[int, int]:
     """Bytes that any fused kernel has to read (Q, K and V once) and to write (O and the log-sum-exp)."""
-    size = {"float32": 4}.get(problem.dtype, 2)
+    size = getattr(torch, problem.dtype).itemsize
     queries = problem.batch * problem.heads * problem.queries
     keys = problem.batch * problem.kv_heads * problem.keys
     return (queries + 2 * keys) * problem.head_dim * size, queries * (problem.head_dim * size + 4)
@@ -297,25 +297,27 @@ def compulsory_bytes(problem: Problem) -> tuple[int, int]:
 
 def _measured_rows(profile: Profile) -> list[tuple[str, str, str]]:
     found, problem = profile.figures, profile.problem
-    rows = [
-        ("duration", found["duration_us"], "{:,.1f} µs", _duration_reading),
-        ("arithmetic", found["tflops"], "{:.2f} TFLOP/s", _arithmetic_reading),
-        ("arithmetic intensity", found["flop_per_dram_byte"], "{:,.0f} FLOP/byte", _intensity_reading),
-        ("DRAM read", found["dram_read_bytes"], None, _read_reading),
-        ("DRAM written", found["dram_write_bytes"], None, _write_reading),
-        ("DRAM bandwidth", found["dram_tb_per_s"], "{:.3f} TB/s", _bandwidth_reading),
-        ("L2 to the SMs", found["l2_read_bytes"], None, _l2_reading),
-        ("occupancy, theoretical", found["occupancy_theoretical"], "{:.1%}", _theoretical_reading),
-        ("occupancy, achieved", found["occupancy_achieved"], "{:.1%}", _achieved_reading),
-        ("registers", found["registers"], "{} a thread", _registers_reading),
-        ("shared memory", found["shared_bytes"], "{:,} bytes a block", _shared_reading),
-        ("busiest part", *_busiest(found), _busiest_reading),
+    rows = (
+        ("duration", "duration_us", "{:,.1f} µs".format, _duration_reading),
+        ("arithmetic", "tflops", "{:.2f} TFLOP/s".format, _arithmetic_reading),
+        ("arithmetic intensity", "flop_per_dram_byte", "{:,.0f} FLOP/byte".format, _intensity_reading),
+        ("DRAM read", "dram_read_bytes", _bytes, _read_reading),
+        ("DRAM written", "dram_write_bytes", _bytes, _write_reading),
+        ("DRAM bandwidth", "dram_tb_per_s", "{:.3f} TB/s".format, _bandwidth_reading),
+        ("L2 to the SMs", "l2_read_bytes", _bytes, _l2_reading),
+        ("occupancy, theoretical", "occupancy_theoretical", _percent, _theoretical_reading),
+        ("occupancy, achieved", "occupancy_achieved", _percent, _achieved_reading),
+        ("registers", "registers", "{} a thread".format, _registers_reading),
+        ("shared memory", "shared_bytes", "{:,} bytes a block".format, _shared_reading),
+    )
+    table = [
+        (name, write(found[figure]), read(found, problem))
+        for name, figure, write, read in rows
+        if found[figure] is not None
     ]
-    return [
-        (name, _bytes(value) if form is None else form.format(value), read(found, problem))
-        for name, value, form, read in rows
-        if value is not None
-    ]
+    if busiest := _busiest(found):
+        table.append(("busiest part", busiest, _busiest_reading(found)))
+    return table
 
 
 def _bytes(number: float) -> str:
@@ -409,22 +411,23 @@ def _shared_reading(found: dict, problem: Problem) -> str:
 NEAR_PEAK = 0.6
 
 
-def _busiest(found: dict) -> tuple[str | None, str]:
-    """The part of the chip that is nearest to its peak, and how its share is written."""
+def _busiest(found: dict) -> str | None:
+    """The part of the chip that is nearest to its peak."""
     busy = {name: found[f"{_word(name)}_busy"] for name in _BUSY}
     known = {name: share for name, share in busy.items() if share is not None}
-    return (max(known, key=known.__getitem__) if known else None), "{}"
+    return max(known, key=known.__getitem__, default=None)
 
 
-def _busiest_reading(found: dict, problem: Problem) -> str:
-    share = found[f"{_word(_busiest(found)[0])}_busy"]
+def _busiest_reading(found: dict) -> str:
+    share = found[f"{_word(_busiest(found))}_busy"]
     if share >= NEAR_PEAK:
         return f"at {_percent(share)} of its peak: what limits"
     return f"at {_percent(share)} of its peak, and nothing else is nearer: the warps wait, for data or for one another"
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.2g} %"
+    """Two digits at least: 72 %, 3.1 %, 0.21 %."""
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
 # ---------------------------------------------------------------------------------------------- reading the emulator
@@ -492,7 +495,7 @@ def describe(profiles: Profile | Sequence[Profile], fmt: str = "simple") -> str:
 def _parts(profile: Profile, fmt: str) -> list[str]:
     narrow = fmt == "simple"
     heading = f"{'' if narrow else '### '}{profile.version}: {profile.title}"
-    widths = [None, None, 56] if narrow else None
+    widths = [None, None, 54] if narrow else None
     table = tabulate(profile.rows, _HEADERS, tablefmt=fmt, maxcolwidths=widths, disable_numparse=True)
     counters = emulator.Counters(**profile.counters)
     parts = [f"{heading}\n{profile.problem}" if narrow else f"{heading}\n\n{profile.problem}", table]

@@ -1,0 +1,751 @@
+"""What ncu prints is read rightly, what goes wrong with it is said, and a profile's words follow from its figures.
+
+`ncu` here is a program that prints stored tables; the last tests run the real one where there is a GPU for it."""
+
+import dataclasses
+import json
+import os
+import pickle
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import flash_tutorial
+from flash_tutorial import build, emulator, nsight, profile, registry, results
+from flash_tutorial.cli import main
+from flash_tutorial.problem import Problem
+from flash_tutorial.versions import VERSIONS
+
+DATA = Path(__file__).parent / "data"
+RAW = (DATA / "ncu_raw.csv").read_text(encoding="utf-8")  # v04 on the problem below
+INSTANCES = (DATA / "ncu_raw_instances.csv").read_text(encoding="utf-8")
+COUNTERS = nsight.needed(emulator.Counters.metrics().values())
+
+THREE_LAUNCHES = """\
+==PROF== Connected to process 41277 (/usr/bin/python3.12)
+the program's own words, "with quotes", before
+==PROF== Profiling "scores_kernel" - 0: 0%....50%....100% - 1 pass
+==PROF== Disconnected from process 41277
+"ID","Process ID","Kernel Name","Block Size","Grid Size","gpu__time_duration.sum","dram__bytes_read.sum","some.ratio"
+"","","","","","us","Mbyte","%"
+"0","41277","<unnamed>::scores_kernel(flash::Params)","(256, 1, 1)","(65,536, 1, 1)","1,234.50","1.5","7.25"
+"1","41277","<unnamed>::softmax_kernel(flash::Params)","(256, 1, 1)","(32, 2, 1)","2.00","0","100"
+"2","41277","<unnamed>::output_kernel(flash::Params)","(64, 2, 2)","(1, 1, 1)","3","2","n/a"
+==PROF== a word after the table
+"""
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """PyTorch says that there is a GPU, and no kernel needs to be built for it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=0: "NVIDIA H200")
+    monkeypatch.setattr(registry, "operator", lambda version, backend: None)
+
+
+@pytest.fixture
+def problem(gpu):
+    return Problem(batch=4, heads=12, queries=2048, keys=2048, device="cuda")
+
+
+class Ncu:
+    """An `ncu` on the PATH that writes a report when it is told to watch a program, and prints tables for it."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.prints(RAW, INSTANCES)
+        self.says("==PROF== Disconnected from process 1")
+        script = f"""#!{sys.executable}
+import json, pathlib, sys
+here, arguments = pathlib.Path({str(folder)!r}), sys.argv[1:]
+with open(here / "calls", "a") as calls:
+    calls.write(json.dumps(arguments) + "\\n")
+if "--import" in arguments:
+    print((here / ("instances" if "details" in arguments else "raw")).read_text())
+    sys.exit(0)
+words, status, writes, error = json.loads((here / "words").read_text())
+print(words)
+if writes:
+    pathlib.Path(arguments[arguments.index("--export") + 1]).write_text("a report")
+if error:
+    pathlib.Path(arguments[-1]).with_suffix(".error").write_text(error)
+sys.exit(status)
+"""
+        (folder / "ncu").write_text(script)
+        (folder / "ncu").chmod(0o755)
+
+    def prints(self, raw: str, instances: str) -> None:
+        (self.folder / "raw").write_text(raw)
+        (self.folder / "instances").write_text(instances)
+
+    def says(self, words: str, status: int = 0, report: bool = True, error: str = "") -> None:
+        (self.folder / "words").write_text(json.dumps([words, status, report, error]))
+
+    @property
+    def calls(self) -> list[list[str]]:
+        return [json.loads(line) for line in (self.folder / "calls").read_text().splitlines()]
+
+
+@pytest.fixture
+def ncu(tmp_path, monkeypatch) -> Ncu:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return Ncu(folder)
+
+
+def call(*arguments):
+    result = CliRunner().invoke(main, ["profile", *map(str, arguments)], prog_name="flash-tutorial")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def refused(*arguments) -> str:
+    result = call(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    return " ".join(result.stderr.split())
+
+
+# ---------------------------------------------------------------------------------------------- reading ncu
+
+
+def test_a_table_among_other_lines():
+    first, second, third = nsight.parse(THREE_LAUNCHES)
+    assert [each["Kernel Name"].partition("(")[0] for each in (first, second, third)] == [
+        "<unnamed>::scores_kernel",
+        "<unnamed>::softmax_kernel",
+        "<unnamed>::output_kernel",
+    ]
+    assert float(first["gpu__time_duration.sum"]) == 1_234_500  # nanoseconds
+    assert float(first["dram__bytes_read.sum"]) == 1_500_000
+    assert first["some.ratio"] == "7.25"
+
+
+@pytest.mark.parametrize(
+    ("printed", "name"),
+    [
+        ("void <unnamed>::attention_kernel<(int)64>(flash::Params)", "attention_kernel<64>"),
+        (
+            "void (anonymous namespace)::attention_kernel<__half, (int)64>(flash::Params)",
+            "attention_kernel<__half, 64>",
+        ),
+        ("void mine::kernel<(bool)1, (unsigned int)3, (bool)0>(float *, int)", "mine::kernel<true, 3, false>"),
+        ("<unnamed>::scores_kernel(flash::Params)", "scores_kernel"),
+        ("scores_kernel", "scores_kernel"),
+    ],
+)
+def test_a_kernel_is_called_as_the_emulator_calls_it(printed, name):
+    assert nsight.kernel_name(printed) == name
+
+
+def test_no_table():
+    with pytest.raises(nsight.NsightError, match="printed no table:\n.*No kernels were profiled"):
+        nsight.parse("==WARNING== No kernels were profiled.")
+
+
+def test_expressions():
+    metrics = {"a.sum": 5.0, "b.sum": 3.0, "c[SHFL]": 1.0}
+    assert nsight.evaluate("a.sum - b.sum + c[SHFL]", metrics) == 3
+    assert nsight.needed(["a.sum - b.sum", "b.sum + c[SHFL]"]) == ["a.sum", "b.sum", "c[SHFL]"]
+    with pytest.raises(KeyError, match="d.sum"):
+        nsight.evaluate("a.sum + d.sum", metrics)
+
+
+def test_every_counter_has_metrics_or_a_reason():
+    for each in dataclasses.fields(emulator.Counters):
+        metric, why_not = each.metadata["metric"], each.metadata["why_not"]
+        assert bool(metric) != bool(why_not), each.name
+        for name in nsight.needed([metric]) if metric else ():
+            assert re.fullmatch(r"[a-z0-9]+__\w+(\.sum)?(\[[A-Z]+\])?", name), name
+
+
+# ---------------------------------------------------------------------------------------------- measuring
+
+
+def test_what_ncu_is_asked(ncu, problem):
+    (launch,) = nsight.measure("v04", problem, ["gpu__time_duration.sum", *COUNTERS])
+    assert (launch.kernel, launch.grid, launch.block) == ("attention_kernel<64>", (1536, 1, 1), (128, 1, 1))
+    assert launch.metrics["gpu__time_duration.sum"] == 1_382_912
+    assert launch.metrics["sass__inst_executed_per_opcode[SHFL]"] == 1_572_864
+    assert launch.metrics["sass__inst_executed_per_opcode[VOTE]"] == 12  # printed as VOTE.ANY
+    assert launch.metrics["sass__inst_executed_per_opcode[REDUX]"] == 0  # not printed: the kernel has none
+
+    watch, raw, instances = ncu.calls
+    metrics = watch[watch.index("--metrics") + 1].split(",")
+    assert metrics.count("sass__inst_executed_per_opcode") == 1 and not any("[" in metric for metric in metrics)
+    assert watch[watch.index("--clock-control") + 1] == "none"
+    assert "--set" not in watch
+    assert watch[-4:-1] == [sys.executable, "-m", "flash_tutorial.nsight"]
+    assert raw[:1] == instances[:1] == ["--import"] and instances[-2:] == ["--print-metric-instances", "details"]
+
+
+def test_instances_are_printed_only_for_opcodes(ncu, problem):
+    nsight.measure("v04", problem, ["gpu__time_duration.sum"])
+    assert len(ncu.calls) == 2
+
+
+def test_what_the_watched_process_is_to_do(ncu, problem, monkeypatch):
+    written = []
+    run = nsight._run
+    monkeypatch.setattr(nsight, "_run", lambda c: written.append(Path(c[-1])) or _unpickled(c, written) or run(c))
+    nsight.measure("v04:pad=0", problem, ["gpu__time_duration.sum"])
+    version, described = written[1]
+    assert (version.name, described) == ("v04_vectorized:pad=0", problem)
+
+
+def _unpickled(command, written):
+    if "--export" in command:
+        written.append(pickle.loads(written[0].read_bytes()))
+
+
+def test_a_saved_report_has_all_sections(ncu, problem, tmp_path):
+    nsight.measure("v04", problem, ["gpu__time_duration.sum"], save=tmp_path / "v04.ncu-rep")
+    assert (tmp_path / "v04.ncu-rep").read_text() == "a report"
+    watch = ncu.calls[0]
+    assert watch[watch.index("--set") + 1] == "full"
+
+
+def test_tables_are_kept_where_that_is_wanted(ncu, problem, tmp_path, monkeypatch):
+    monkeypatch.setenv(nsight.KEEP, str(tmp_path / "kept"))
+    for _ in range(2):
+        nsight.measure("v04", problem, COUNTERS)
+    names = {path.name for path in (tmp_path / "kept").iterdir()}
+    stems = ("v04_vectorized-raw", "v04_vectorized-raw-print-metric-instances-details")
+    assert names == {f"{stem}-{number}.csv" for stem in stems for number in (1, 2)}
+    assert (tmp_path / "kept" / "v04_vectorized-raw-2.csv").read_text().strip() == RAW.strip()
+
+
+def test_several_launches(ncu, problem):
+    ncu.prints(THREE_LAUNCHES, THREE_LAUNCHES)
+    launches = nsight.measure("v00", problem, ["gpu__time_duration.sum"])
+    assert [each.kernel for each in launches] == ["scores_kernel", "softmax_kernel", "output_kernel"]
+    assert [each.metrics["gpu__time_duration.sum"] for each in launches] == [1_234_500, 2000, 3000]
+    assert [each.block for each in launches] == [(256, 1, 1), (256, 1, 1), (64, 2, 2)]
+
+
+def test_counters_in_the_emulators_words(ncu, problem):
+    found = nsight.counters("v04", problem)
+    assert isinstance(found, emulator.Counters)
+    assert (found.shuffles, found.barriers, found.votes) == (1_572_864, 208_896, 12)
+    assert found.mma == 0  # 16,384 on the pipe, all of them HFMA2
+    assert found.global_load_sectors == 51_904_512
+    assert found.global_load_bytes == found.syncwarps == 0  # no metric
+
+
+def test_counters_are_summed_over_launches(ncu, problem):
+    header, units, row = RAW.splitlines()
+    ncu.prints("\n".join([header, units, row, row]), "\n".join([*INSTANCES.splitlines(), INSTANCES.splitlines()[-1]]))
+    assert nsight.counters("v04", problem).shuffles == 2 * 1_572_864
+
+
+# ---------------------------------------------------------------------------------------------- what goes wrong
+
+
+def test_no_ncu(problem, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("CUDA_HOME", "/opt/mine")
+    monkeypatch.setattr(nsight, "PLACES", ("/usr/local/nothing", "/opt/nothing"))
+    message = refused("v04", "--device", "cuda")
+    for told in ("PATH", "/opt/mine/bin", "/usr/local/nothing", "https://developer.nvidia.com/nsight-compute"):
+        assert told in message
+
+
+def test_the_newest_ncu_of_several(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    for release in ("2024.3.2", "2025.10.0", "2025.3.1"):
+        (tmp_path / release).mkdir()
+        (tmp_path / release / "ncu").touch(0o755)
+    monkeypatch.setattr(nsight, "PLACES", ("/usr/local/nothing", str(tmp_path)))
+    assert nsight.find_ncu() == str(tmp_path / "2025.10.0" / "ncu")
+
+
+def test_no_permission(ncu, problem):
+    ncu.says(
+        "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters on "
+        "the target device 0.",
+        status=1,
+        report=False,
+    )
+    message = refused("v04", "--device", "cuda")
+    for told in (
+        "sudo",
+        "SYS_ADMIN",
+        "NVreg_RestrictProfilingToAdminUsers=0",
+        "https://developer.nvidia.com/ERR_NVGPUC",
+    ):
+        assert told in message
+    with pytest.raises(PermissionError):
+        nsight.measure("v04", problem, ["gpu__time_duration.sum"])
+
+
+def test_an_unknown_metric(ncu, problem):
+    ncu.says(r"==ERROR== Failed to find metric regex:^dram__nonsense\.(sum|min)", status=1, report=False)
+    with pytest.raises(nsight.UnknownMetric, match="does not have dram__nonsense.sum on this GPU") as caught:
+        nsight.measure("v04", problem, ["gpu__time_duration.sum", "dram__nonsense.sum"])
+    assert caught.value.metrics == ("dram__nonsense.sum",)
+
+
+def test_a_metric_without_a_figure(ncu, problem):
+    ncu.prints(THREE_LAUNCHES, THREE_LAUNCHES)
+    for metric in ("some.ratio", "absent.sum"):
+        with pytest.raises(nsight.UnknownMetric, match=metric):
+            nsight.measure("v00", problem, [metric])
+
+
+def test_the_calls_own_error_is_shown(ncu, problem):
+    ncu.says("==ERROR== The application returned an error code (1).", 1, False, "OutOfMemoryError: 3 TB wanted")
+    with pytest.raises(nsight.NsightError, match="v04_vectorized fails: OutOfMemoryError: 3 TB wanted"):
+        nsight.measure("v04", problem, ["gpu__time_duration.sum"])
+
+
+def test_any_other_error_of_ncu_is_shown(ncu, problem):
+    ncu.says("==PROF== Connected\n==ERROR== Profiling failed because a driver resource was unavailable.", status=9)
+    with pytest.raises(nsight.NsightError, match="exit status 9.*driver resource was unavailable"):
+        nsight.measure("v04", problem, ["gpu__time_duration.sum"])
+
+
+def test_nothing_was_launched(ncu, problem):
+    ncu.says("==WARNING== No kernels were profiled.", report=False)
+    with pytest.raises(nsight.NsightError, match="no kernel launch of v04_vectorized"):
+        nsight.measure("v04", problem, ["gpu__time_duration.sum"])
+
+
+def test_what_cannot_be_measured_is_refused_before_ncu_starts(problem):
+    with pytest.raises(ValueError, match="device is 'cpu'"):
+        nsight.measure("v04", Problem(), ["gpu__time_duration.sum"])
+    with pytest.raises(ValueError, match="ends in '.txt'"):
+        nsight.measure("v04", problem, ["gpu__time_duration.sum"], save=Path("report.txt"))
+
+
+def test_a_kernel_that_does_not_compile_says_so(ncu, problem, monkeypatch):
+    def broken(version, backend):
+        raise build.BuildError("expected a ';'")
+
+    monkeypatch.setattr(registry, "operator", broken)
+    result = call("v04", "--device", "cuda")
+    assert result.exit_code == 1 and "v04_vectorized was not profiled: expected a ';'" in result.stderr
+
+
+# ---------------------------------------------------------------------------------------------- the watched process
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """What the watched process does, with the emulator for a GPU."""
+    happened = []
+    attention = flash_tutorial.ops.attention
+    monkeypatch.setattr(flash_tutorial.ops, "attention", lambda *a, **k: happened.append("call") or attention(*a, **k))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: happened.append("synchronize"))
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: happened.append("start"))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: happened.append("stop"))
+    return happened
+
+
+def test_ncu_sees_the_second_call(events, tmp_path):
+    told = tmp_path / "call"
+    told.write_bytes(pickle.dumps((registry.resolve("v02"), Problem(queries=5, keys=7, head_dim=32))))
+    nsight._watched(told)
+    assert events == ["call", "synchronize", "start", "call", "synchronize", "stop"]
+
+
+def test_the_watched_process_leaves_its_error(events, tmp_path):
+    told = tmp_path / "call"
+    told.write_bytes(pickle.dumps((registry.resolve("v02"), Problem(queries=5, keys=7, dtype="float16"))))
+    with pytest.raises(SystemExit):
+        nsight._watched(told)
+    assert nsight._error_file(told).read_text().startswith("TypeError: q is float16: v02_fa2 accepts float32")
+    assert events == ["call"]
+
+
+# ---------------------------------------------------------------------------------------------- a GPU's figures
+
+
+def test_figures(ncu, problem):
+    found = profile.profile("v04", problem)
+    figures = found.figures
+    assert figures["duration_us"] == 1382.9
+    assert figures["tflops"] == pytest.approx(4 * 4 * 12 * 2048**2 * 64 / 1.382912e-3 / 1e12, rel=1e-4)
+    assert figures["flop_per_dram_byte"] == pytest.approx(problem.flops() / (77_824_512 + 1_310_720), rel=1e-4)
+    assert figures["dram_tb_per_s"] == pytest.approx((77_824_512 + 1_310_720) / 1.382912e-3 / 1e12, rel=1e-4)
+    assert (figures["dram_read_bytes"], figures["dram_write_bytes"]) == (77_824_512, 1_310_720)
+    assert (figures["occupancy_theoretical"], figures["occupancy_achieved"]) == (0.1875, 0.1791)
+    assert (figures["occupancy_limiter"], figures["blocks_per_sm"]) == ("registers", 3)
+    assert (figures["registers"], figures["shared_bytes"]) == (158, 52_224)
+    assert (figures["blocks"], figures["threads"]) == (1536, 128)
+    assert found.counters["shuffles"] == 1_572_864
+
+
+def readings(found) -> dict[str, str]:
+    return {name: reading for name, _, reading in found.rows}
+
+
+@pytest.fixture
+def stored(ncu, problem):
+    """v04's profile, with some figures set otherwise."""
+    found = profile.profile("v04", problem)
+    return lambda **others: dataclasses.replace(found, figures=found.figures | others)
+
+
+def test_what_the_figures_say(stored):
+    assert readings(stored()) == {
+        "duration": "one launch that finds the caches empty; `bench` has the median of many",
+        "arithmetic": "the FP32 pipes are at 72 % of their peak",
+        "arithmetic intensity": "Q, K, V and O moved once, no more, would give 510",
+        "DRAM read": "1.03× the compulsory bytes: what is read again of K and V comes from L2",
+        "DRAM written": "0.05× the compulsory bytes: the rest is in L2 when the kernel ends",
+        "DRAM bandwidth": "1.2 % of its peak: not what limits",
+        "L2 to the SMs": "21.3× what DRAM gave",
+        "occupancy, theoretical": "3 blocks of 128 threads fit an SM; registers allow no fourth",
+        "occupancy, achieved": "the places are taken nearly all the time",
+        "registers": "20,224 a block, of the 65,536 of an SM",
+        "shared memory": "and 1 KiB a block for the driver",
+        "busiest part": "at 81 % of its peak: what limits",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "others", "reading"),
+    [
+        ("DRAM read", {"dram_read_bytes": 150_994_944}, "2.00× the compulsory bytes: K and V come from DRAM more"),
+        ("DRAM written", {"dram_write_bytes": 25_559_040}, "1.00× the compulsory bytes: O is written once"),
+        ("DRAM written", {"dram_write_bytes": 51_118_080}, "2.00× the compulsory bytes: O, or what stands for it"),
+        ("DRAM bandwidth", {"dram_busy": 0.83}, "83 % of its peak: what limits"),
+        ("DRAM bandwidth", {"dram_busy": None}, ""),
+        (
+            "occupancy, theoretical",
+            {"blocks_per_sm": 1, "occupancy_limiter": "shared memory"},
+            "1 block of 128 threads fits an SM; shared memory allows no second",
+        ),
+        (
+            "occupancy, theoretical",
+            {"occupancy_limiter": "registers and shared memory"},
+            "3 blocks of 128 threads fit an SM; registers and shared memory allow no fourth",
+        ),
+        (
+            "occupancy, theoretical",
+            {"blocks_per_sm": 32, "threads": 32, "occupancy_limiter": "blocks per SM"},
+            "32 blocks of 32 threads fit an SM; it takes no more, however small",
+        ),
+        ("occupancy, theoretical", {"blocks_per_sm": None}, ""),
+        (
+            "occupancy, achieved",
+            {"waves": 0.121, "blocks": 48},
+            "the grid's 48 blocks take 12 % of the places there are",
+        ),
+        (
+            "occupancy, achieved",
+            {"occupancy_achieved": 0.09375, "waves": 1.21},
+            "50 % of the places are taken, with 1.21 rounds of blocks: some stay empty towards the end",
+        ),
+        (
+            "busiest part",
+            {"issue_slots_busy": 0.12, "fp32_pipes_busy": 0.05, "l1_and_shared_memory_busy": 0.31},
+            "at 31 % of its peak, and nothing else is nearer: the warps wait, for data or for one another",
+        ),
+        ("arithmetic", {"fp32_pipes_busy": 0.0021}, "the FP32 pipes are at 0.21 % of their peak"),
+        ("L2 to the SMs", {"dram_read_bytes": 0}, ""),
+    ],
+)
+def test_other_figures_say_other_things(stored, name, others, reading):
+    said = readings(stored(**others))[name]
+    assert said.startswith(reading) and bool(said) == bool(reading)
+
+
+def test_half_precision_is_held_against_the_tensor_cores(stored):
+    found = stored(tensor_cores_busy=0.47)
+    found = dataclasses.replace(found, problem=dataclasses.replace(found.problem, dtype="bfloat16"))
+    assert readings(found)["arithmetic"] == "the tensor cores are at 47 % of their peak"
+
+
+def test_the_part_that_is_busiest(stored):
+    values = {name: value for name, value, _ in stored(l2_busy=0.93).rows}
+    assert values["busiest part"] == "L2"
+
+
+def test_compulsory_bytes():
+    fp32 = Problem(batch=2, heads=4, kv_heads=2, queries=10, keys=20, head_dim=32)
+    assert profile.compulsory_bytes(fp32) == ((2 * 4 * 10 + 2 * 2 * 2 * 20) * 32 * 4, 2 * 4 * 10 * (32 * 4 + 4))
+    half = dataclasses.replace(fp32, dtype="float16")
+    assert profile.compulsory_bytes(half) == ((2 * 4 * 10 + 2 * 2 * 2 * 20) * 32 * 2, 2 * 4 * 10 * (32 * 2 + 4))
+
+
+def test_a_chip_that_lacks_a_metric_has_a_profile_without_it(ncu, problem, monkeypatch):
+    measure = nsight.measure
+
+    def on_another_chip(version, problem, metrics, **options):
+        lacking = [each for each in metrics if "hfma2" in each or "fma.avg" in each]
+        if lacking:
+            raise nsight.UnknownMetric(lacking[:1])
+        return measure(version, problem, metrics, **options)
+
+    monkeypatch.setattr(nsight, "measure", on_another_chip)
+    found = profile.profile("v04", problem)
+    assert "mma" not in found.counters and "shuffles" in found.counters
+    assert found.figures["fp32_pipes_busy"] is None
+    assert readings(found)["arithmetic"] == ""
+    assert "v04_vectorized" in profile.describe(found)
+
+
+def test_every_figure_may_be_missing(ncu, problem):
+    launch = nsight.Launch("attention_kernel<64>", (8, 2, 1), (128, 1, 1), {})
+    figures = profile.figures(launch, problem)
+    assert {name for name, value in figures.items() if value} == {"blocks", "threads"}
+    found = profile.Profile("v04_vectorized", "Vectorized", problem, {}, figures)
+    assert found.rows == []
+    assert "v04_vectorized" in profile.describe(found)
+
+
+# ---------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["v00"], "v00_naive launches several kernels: a profile is of one launch"),
+        (["v00", "--device", "cuda"], "v00_naive launches several kernels"),
+        (["sdpa_flash"], "sdpa_flash is PyTorch's and launches kernels of its own"),
+        (["baseline"], "baseline is PyTorch's"),
+        (["v03", "v03_warp_local"], "v03_warp_local comes twice"),
+        (["v3x"], "unknown version 'v3x'"),
+        (["v04:pad=3"], "v04_vectorized:pad is '3'"),
+        (["./none_v03.cu"], "there is no kernel file"),
+        (["v03", "--dtype", "float16"], "v03_warp_local takes float32"),
+        (["v03", "--head-dim", "129"], "head_dim is 129"),
+        (["v04", "--device", "cuda", "--head-dim", "48"], "head_dim is 48: PyTorch's kernels pad it"),
+        (["v03", "--keep"], "--keep: what is kept are a GPU's figures"),
+        (["v03", "--save", "v03.ncu-rep"], "--device cuda"),
+        (["v03", "v04", "--device", "cuda", "--save", "v03.ncu-rep"], "a report is of one version; 2 were asked for"),
+        (["v03", "--device", "cuda", "--save", "v03.txt"], "v03.txt ends in '.txt': a report's name ends in .ncu-rep"),
+    ],
+)
+def test_refusals(gpu, ncu, arguments, message):
+    assert message in refused(*arguments)
+
+
+def test_no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "sees no CUDA GPU: use cpu (the emulator)" in refused("v04", "--device", "cuda")
+
+
+def test_a_version_turns_out_to_launch_several_kernels(ncu, problem):
+    header, units, row = RAW.splitlines()
+    ncu.prints("\n".join([header, units, row, row]), "\n".join([*INSTANCES.splitlines(), INSTANCES.splitlines()[-1]]))
+    assert "v04_vectorized launches 2 kernels (attention_kernel<64>, attention_kernel<64>)" in refused(
+        "v04", "--device", "cuda"
+    )
+
+
+def test_what_is_not_random_or_not_a_version_is_not_kept(gpu, ncu, tmp_path):
+    own = tmp_path / "my_v03.cu"
+    own.write_text(registry.resolve("v03").source.read_text())
+    assert "not my_v03.cu" in refused(own, "--device", "cuda", "--keep")
+    file = DATA / "minilm_qkv.safetensors"
+    message = refused("v03", "--device", "cuda", "--keep", "--input", file, "--prefix", "layer0")
+    assert "not on tensors of minilm_qkv.safetensors, layer0" in message
+
+
+# ---------------------------------------------------------------------------------------------- the command on a GPU
+
+
+def test_the_table_of_a_gpu(gpu, ncu):
+    result = call("v04", "--device", "cuda")
+    assert result.exit_code == 0
+    assert "B=4 Hq=12 Hkv=12 M=2048 N=2048 D=64 float32" in result.stdout
+    assert re.search(r"occupancy, theoretical +19 % +3 blocks of 128 threads fit an SM; registers allow", result.stdout)
+    assert re.search(r"shuffles +1,572,864", result.stdout)
+    assert max(map(len, result.stdout.splitlines())) <= 100
+
+
+def test_markdown_and_json_of_a_gpu(gpu, ncu):
+    assert "| DRAM read " in call("v04", "--device", "cuda", "--format", "github").stdout
+    (entry,) = json.loads(call("v04", "--device", "cuda", "--format", "json", "--queries", 512).stdout)
+    assert entry["problem"]["queries"] == 512 and entry["problem"]["keys"] == 2048
+    assert entry["figures"]["duration_us"] == 1382.9
+    assert entry["counters"]["barriers"] == 208_896
+    assert entry["lines"] is None
+    assert entry["readings"]["busiest part"] == "at 81 % of its peak: what limits"
+
+
+ENVIRONMENT = {"name": "NVIDIA H200", "driver_version": "580.1"}
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """Where results go, instead of the repository's own."""
+    folder = tmp_path / "results"
+    monkeypatch.setattr(results, "RESULTS", folder)
+    monkeypatch.setattr(results, "environment", lambda: ENVIRONMENT)
+    return folder / "profiles" / "h200.json"
+
+
+def test_all_is_kept(gpu, ncu, kept):
+    result = call("all", "--device", "cuda", "--dtype", "float32")
+    assert result.exit_code == 0 and f"kept in {kept}" in result.stderr
+    (run,) = json.loads(kept.read_text())["runs"]
+    names = [each.name for each in VERSIONS if each.fused and "float32" in each.dtypes]
+    assert [row["version"] for row in run["rows"]] == names
+    row = run["rows"][-1]
+    assert row["kernel_hash"] == build.source_hash(registry.resolve(row["version"]))
+    problem = {"batch": 4, "heads": 12, "kv_heads": 12, "queries": 2048, "keys": 2048, "head_dim": 64}
+    assert problem.items() <= row.items() and (row["dtype"], row["causal"]) == ("float32", False)
+    assert (row["duration_us"], row["dram_read_bytes"], row["registers"]) == (1382.9, 77_824_512, 158)
+    assert row["counters"]["shuffles"] == 1_572_864
+
+
+def test_all_takes_each_version_in_its_own_dtype(gpu, ncu, kept):
+    call("all", "--device", "cuda")
+    (run,) = json.loads(kept.read_text())["runs"]
+    assert [(row["version"], row["dtype"]) for row in run["rows"]] == [
+        (each.name, each.dtypes[0]) for each in VERSIONS if each.fused
+    ]
+
+
+def test_one_version_is_kept_if_that_is_asked_for(gpu, ncu, kept):
+    call("v04:pad=0", "--device", "cuda")
+    assert not kept.exists()
+    call("v04:pad=0", "--device", "cuda", "--keep")
+    call("all", "--device", "cuda", "--no-keep")
+    (run,) = json.loads(kept.read_text())["runs"]
+    assert [row["version"] for row in run["rows"]] == ["v04_vectorized:pad=0"]
+
+
+def test_a_damaged_results_file_is_found_before_anything_is_measured(gpu, ncu, kept):
+    kept.parent.mkdir(parents=True)
+    kept.write_text("{")
+    assert "is damaged" in refused("all", "--device", "cuda")
+    assert not (ncu.folder / "calls").exists()
+    assert kept.read_text() == "{"
+
+
+def _failing(monkeypatch, name, error):
+    measure = nsight.measure
+
+    def measuring(version, *arguments, **options):
+        if version.name == name:
+            raise error
+        return measure(version, *arguments, **options)
+
+    monkeypatch.setattr(nsight, "measure", measuring)
+
+
+def test_one_that_fails_does_not_keep_the_others_from_being_profiled(gpu, ncu, kept, monkeypatch):
+    _failing(monkeypatch, "v03_warp_local", nsight.NsightError("an illegal memory access"))
+    result = call("v02", "v03", "v04", "--device", "cuda", "--keep")
+    assert result.exit_code == 1
+    assert "v03_warp_local was not profiled: an illegal memory access" in result.stderr
+    assert "v02_fa2: " in result.stdout and "v04_vectorized: " in result.stdout
+    (run,) = json.loads(kept.read_text())["runs"]
+    assert [row["version"] for row in run["rows"]] == ["v02_fa2", "v04_vectorized"]
+
+
+def test_what_was_measured_before_an_interruption_is_kept(gpu, ncu, kept, monkeypatch):
+    _failing(monkeypatch, "v04_vectorized", KeyboardInterrupt())
+    assert call("v02", "v04", "--device", "cuda", "--keep").exit_code != 0
+    (run,) = json.loads(kept.read_text())["runs"]
+    assert [row["version"] for row in run["rows"]] == ["v02_fa2"]
+
+
+# ---------------------------------------------------------------------------------------------- the emulator's side
+
+
+SMALL = ("--queries", 20, "--keys", 33, "--head-dim", 32)
+
+
+def test_the_emulators_profile():
+    found = profile.profile("v02", Problem(queries=20, keys=33, head_dim=32))
+    totals = found.report.totals
+    assert found.counters == dataclasses.asdict(totals)
+    assert found.figures == {}
+    moved, least = 32 * totals.global_load_sectors, profile.compulsory_bytes(found.problem)[0]
+    said = readings(found)
+    assert said["global loads"].startswith(f"{moved / least:.3g}× Q, K and V once")
+    worst = max(found.report.lines, key=lambda line: line.counters.shared_load_conflicts)
+    assert said["shared loads"].startswith(f"bank conflicts make them {totals.shared_load_ways:.3g} times as many")
+    assert said["shared loads"].endswith(f"at v02_fa2.cu:{worst.line}")
+
+
+def test_no_conflicts_are_said_to_be_none():
+    found = profile.profile("v04", Problem(queries=20, keys=33, head_dim=32))
+    assert readings(found)["shared loads"] == "no bank conflicts"
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (1.0, "every byte of a sector is used"),
+        (0.5, "50 % of a sector's bytes are used"),
+        (8.0, "lanes share what comes, each byte on average 8 times"),
+    ],
+)
+def test_how_much_of_a_sector_is_used(share, said):
+    assert profile._use(share) == said
+
+
+def test_the_command_on_a_cpu():
+    result = call("v03", "v04:pad=0", *SMALL)
+    assert result.exit_code == 0
+    assert result.stdout.index("v03_warp_local: ") < result.stdout.index("v04_vectorized:pad=0: ")
+    assert "global load requests" in result.stdout and "__syncthreads();" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 100
+
+
+def test_json_on_a_cpu():
+    (entry,) = json.loads(call("v03", *SMALL, "--format", "json").stdout)
+    assert entry["figures"] is None
+    assert sum(line["counters"]["shuffles"] for line in entry["lines"]) == entry["counters"]["shuffles"] > 0
+    assert set(entry["readings"]) == {"global loads", "global stores", "shared loads", "shared stores", "barriers"}
+
+
+def test_all_on_a_cpu():
+    entries = json.loads(call("all", "--dtype", "float32", *SMALL, "--format", "json").stdout)
+    assert [each["version"] for each in entries] == [
+        each.name for each in VERSIONS if each.fused and "float32" in each.dtypes
+    ]
+
+
+def test_an_own_kernel_with_a_race(tmp_path):
+    own = tmp_path / "my_v02.cu"
+    text = registry.resolve("v02").source.read_text()
+    own.write_text(re.sub(r"__syncthreads\(\);  // S is whole.*", "", text))
+    result = call(own, *SMALL)
+    assert result.exit_code == 1 and result.stdout == ""
+    assert "my_v02.cu was not profiled: data race" in result.stderr
+
+
+# ---------------------------------------------------------------------------------------------- with a real GPU
+
+
+def _ncu_here() -> bool:
+    try:
+        return torch.cuda.is_available() and bool(nsight.find_ncu())
+    except FileNotFoundError:
+        return False
+
+
+needs_ncu = pytest.mark.skipif(not _ncu_here(), reason="there is no GPU, or no ncu")
+
+
+@needs_ncu
+def test_counters_of_a_gpu_equal_the_emulators():
+    on_cpu = Problem(queries=128, keys=128)
+    emulated = profile.profile("v04", on_cpu).counters
+    counted = dataclasses.asdict(nsight.counters("v04", dataclasses.replace(on_cpu, device="cuda")))
+    for name in ("shuffles", "barriers", "global_store_requests", "shared_load_wavefronts", "shared_load_conflicts"):
+        assert counted[name] == emulated[name], name
+
+
+@needs_ncu
+def test_a_profile_of_a_gpu(tmp_path):
+    found = profile.profile("v04", Problem(queries=256, keys=256, device="cuda"), save=tmp_path / "v04.ncu-rep")
+    assert (tmp_path / "v04.ncu-rep").stat().st_size > 0
+    assert found.figures["duration_us"] > 0 and found.figures["registers"] > 0
+    assert 0 < found.figures["occupancy_achieved"] <= 1
+    assert found.figures["dram_read_bytes"] >= 0.5 * profile.compulsory_bytes(found.problem)[0]
