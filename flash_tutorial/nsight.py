@@ -80,6 +80,8 @@ def measure(
         raise ValueError(f"device is {problem.device!r}: Nsight Compute measures on a GPU, --device cuda")
     if save is not None and save.suffix != ".ncu-rep":
         raise ValueError(f"{save} ends in {save.suffix or 'no suffix'!r}: a report's name ends in .ncu-rep")
+    if save is not None and not save.absolute().parent.is_dir():
+        raise ValueError(f"{save}: there is no directory {save.parent}")
     ncu = find_ncu()
     registry.operator(version, "cuda")  # what does not compile says so here, and ncu does not watch nvcc
     collected = list(dict.fromkeys(_name(metric) for metric in metrics))
@@ -95,14 +97,13 @@ def measure(
             *("--cache-control", "all"),
             *("--profile-from-start", "off", "--target-processes", "all"),
             *(("--set", "full", "--import-source", "yes") if save else ()),
-            *("--metrics", ",".join(collected), "--force-overwrite", "--export", str(report)),
+            *("--metrics", ",".join(collected), "--export", str(report.with_suffix(""))),
             *(sys.executable, "-m", "flash_tutorial.nsight", str(call)),
         ]
         status, said = _run(command)
         failure = _error_file(call)
-        if failure.exists():
-            raise NsightError(f"{version.label} fails: {failure.read_text(encoding='utf-8')}")
-        _explain(status, said, metrics)
+        reason = f"{version.label} fails under ncu: {failure.read_text(encoding='utf-8')}" if failure.exists() else ""
+        _explain(status, said, metrics, reason)
         if not report.exists():
             raise NsightError(f"ncu saw no kernel launch of {version.label} and wrote no report:\n{_end(said)}")
         export = functools.partial(_export, ncu, report, version.label)
@@ -197,8 +198,10 @@ def _export(ncu: str, report: Path, label: str, page: str, *options: str) -> str
     return said
 
 
-def _explain(status: int, said: str, metrics: Iterable[str]) -> None:
-    """Raises what ncu's words mean, if they tell of a failure."""
+def _explain(status: int, said: str, metrics: Iterable[str], failure: str = "") -> None:
+    """Raises what ncu's words mean, if they tell of a failure, or else the `failure` of what it watched.
+
+    A launch that ncu cannot measure may fail for the program too, so that ncu's reason is the better one."""
     if "ERR_NVGPUCTRPERM" in said:
         raise PermissionError(
             "ncu may not read the GPU's performance counters (ERR_NVGPUCTRPERM): the NVIDIA driver keeps them for "
@@ -208,15 +211,14 @@ def _explain(status: int, said: str, metrics: Iterable[str]) -> None:
             "See https://developer.nvidia.com/ERR_NVGPUCTRPERM"
         )
     errors = [line.removeprefix("==ERROR== ") for line in said.splitlines() if line.startswith("==ERROR==")]
-    unknown = [each for each in dict.fromkeys(map(_name, metrics)) if any(_stem(each) in error for error in errors)]
-    if unknown and any("metric" in error for error in errors):
+    about_metrics = "\n".join(error for error in errors if "metric" in error.lower())
+    names = dict.fromkeys(map(_name, metrics))
+    if unknown := [each for each in names if re.search(rf"\b{each.partition('.')[0]}\b", about_metrics)]:
         raise UnknownMetric(unknown)
+    if failure:
+        raise NsightError("\n".join([failure, *errors]))
     if status != 0 or errors:
         raise NsightError(f"ncu fails (exit status {status}): " + ("\n".join(errors) or _end(said)))
-
-
-def _stem(metric: str) -> str:
-    return metric.partition(".")[0]
 
 
 def _end(said: str) -> str:
@@ -248,7 +250,7 @@ def parse(text: str) -> list[dict[str, str]]:
 
 #: What ncu's units, should it not print base ones, are of them.
 _SCALES = {"usecond": 1e3, "us": 1e3, "msecond": 1e6, "ms": 1e6, "second": 1e9, "s": 1e9}
-_SCALES |= {f"{prefix}byte": 1e3**power for power, prefix in enumerate("KMGT", start=1)}
+_SCALES |= {f"{prefix}{unit}": 1e3**power for power, prefix in enumerate("KMGT", 1) for unit in ("byte", "hz")}
 
 
 def _in_base_unit(value: str, unit: str) -> str:

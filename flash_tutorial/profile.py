@@ -42,6 +42,7 @@ _BUSY = {
     "DRAM": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
 }
 _DURATION = "gpu__time_duration.sum"
+_CLOCK = "sm__cycles_elapsed.avg.per_second"
 _READ, _WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
 _FROM_L2 = "l1tex__m_xbar2l1tex_read_bytes.sum"
 _ACHIEVED = "sm__warps_active.avg.pct_of_peak_sustained_active"
@@ -51,7 +52,7 @@ _REGISTERS = "launch__registers_per_thread"
 _SHARED = ("launch__shared_mem_per_block_static", "launch__shared_mem_per_block_dynamic")
 
 METRICS = (
-    *(_DURATION, _READ, _WRITTEN, _FROM_L2, _ACHIEVED, _THEORETICAL, _WAVES, _REGISTERS, *_SHARED),
+    *(_DURATION, _CLOCK, _READ, _WRITTEN, _FROM_L2, _ACHIEVED, _THEORETICAL, _WAVES, _REGISTERS, *_SHARED),
     *_LIMITS.values(),
     *_BUSY.values(),
     *nsight.needed(emulator.Counters.metrics().values()),
@@ -156,6 +157,7 @@ def figures(launch: nsight.Launch, problem: Problem) -> dict[str, float | int | 
     shared = [of(metric) for metric in _SHARED]
     return {
         "duration_us": _rounded(seconds and seconds * 1e6),
+        "sm_clock_ghz": _rounded(of(_CLOCK) and of(_CLOCK) * 1e-9),
         "tflops": _rounded(seconds and problem.flops() / seconds * 1e-12),
         "flop_per_dram_byte": _rounded(moved and problem.flops() / moved),
         "dram_read_bytes": _whole(read),
@@ -328,7 +330,8 @@ def _bytes(number: float) -> str:
 
 
 def _duration_reading(found: dict, problem: Problem) -> str:
-    return "one launch that finds the caches empty; `bench` has the median of many"
+    clock = "" if found["sm_clock_ghz"] is None else f"at {found['sm_clock_ghz']:.3g} GHz, "
+    return f"{clock}one launch that finds the caches empty; `bench` has the median of many"
 
 
 def _arithmetic_reading(found: dict, problem: Problem) -> str:
