@@ -18,6 +18,7 @@ import fcntl
 import functools
 import glob
 import hashlib
+import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -73,11 +74,23 @@ def cxx() -> str:
 
 
 def nvcc() -> str | None:
-    """nvcc from $CUDA_HOME, $CUDA_PATH, the PATH or /usr/local/cuda; None where there is none."""
+    """nvcc from $CUDA_HOME, $CUDA_PATH, the PATH, /usr/local/cuda or its PyPI package; None where there is none."""
     for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")):
         if home and (found := shutil.which("nvcc", path=str(Path(home) / "bin"))):
             return found
-    return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin") or packaged("nvidia-cuda-nvcc")
+
+
+def packaged(package: str) -> str | None:
+    """The program that a package of NVIDIA's on PyPI, such as nvidia-cuda-nvcc, brings; None if it is not installed."""
+    try:
+        files = importlib.metadata.distribution(package).files or ()
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    program = package.rpartition("-")[2]
+    return next(
+        (str(file.locate()) for file in files if file.name == program and os.access(file.locate(), os.X_OK)), None
+    )
 
 
 def nvcc_trouble() -> str | None:
@@ -381,7 +394,7 @@ def _nvcc_command() -> list[str]:
     if (found := nvcc()) is None:
         raise BuildError(
             "there is no nvcc, which builds kernels for a GPU: install NVIDIA's CUDA toolkit and put nvcc on the PATH, "
-            "or set CUDA_HOME"
+            "or set CUDA_HOME; or `pip install nvidia-cuda-nvcc nvidia-cuda-runtime`"
         )
     return [found, "-ccbin", cxx()] if os.environ.get("CXX") else [found]
 

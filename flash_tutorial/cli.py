@@ -458,11 +458,13 @@ def profile(
         """Compiles a version for one architecture and shows what it takes and what it became; with OTHER, both and
     their differences. No GPU is needed: ptxas (of nvcc) tells registers, static shared memory, stack and spills,
     nvdisasm the instructions, and a tiny launch in the emulator the threads and the dynamic shared memory of a block.
+    Occupancy follows from these by CUDA's rules.
 
     \b
     Examples:
       flash-tutorial inspect v04
       flash-tutorial inspect v03 v04 --arch sm_80 --head-dim 128
+      flash-tutorial inspect v04 v04:pad=0
       flash-tutorial inspect ./my_v03.cu --sass | less
 
     \b
@@ -471,9 +473,13 @@ def profile(
                           for the blocks that it holds at a time
       occupancy           warps that an SM holds, of those it could; `limited by` says what runs out
       spills              registers moved to memory for want of room: LDL and STL in the code
-      instructions        as they stand in the code: one in a loop counts once
+      instructions        as they stand in the code: one in a loop counts once. FFMA, HMMA and HGMMA are the
+                          arithmetic, MUFU exponentials and reciprocals, LDSM is ldmatrix, LDGSTS cp.async;
+                          IMAD, IADD3, LOP3, SHF, ISETP and MOV are mostly addresses and bookkeeping
 
-    Without nvdisasm all but the instructions is shown, with what to install.
+    Without nvdisasm all but the instructions is shown. Without nvcc a library that was built before is looked into,
+    which takes cuobjdump. All of them are in NVIDIA's CUDA toolkit, and on PyPI:
+    pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump
     """,
         "the kernels were inspected",
         "a kernel does not compile: nvcc's message says why",

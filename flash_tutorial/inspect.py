@@ -2,13 +2,13 @@
 
 Nothing here needs a GPU. ptxas, a part of nvcc, says what each kernel function takes; nvdisasm, where there is one,
 what instructions it became; and a tiny launch on the emulator, how many threads and how much dynamic shared memory a
-block has. Counts of instructions are static: one in a loop counts once, however often it runs.
+block has. Where there is no nvcc, a library that was built before is looked into, by cuobjdump. Counts of instructions
+are static: one in a loop counts once, however often it runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
 import linecache
 import os
@@ -24,27 +24,35 @@ from pathlib import Path
 from flash_tutorial import build, model
 from flash_tutorial.versions import Version
 
-PACKAGE = "nvidia-cuda-nvdisasm"  # on PyPI; the CUDA toolkit has the same program
 CHIPS = {chip.arch: chip for chip in model.CHIPS.values()}
 ARCHS = (*sorted(CHIPS), "sm_90a")
 
-# class → opcodes, up to their first dot; a leading U, for a warp's uniform registers, is left out
+# class → opcodes; one with a dot before those without. A leading U, for a warp's uniform registers, is left out.
 CLASSES = {
-    "FFMA": "FFMA FFMA2",
-    "other FP32": "FADD FADD2 FMUL FMUL2 FMNMX FMNMX3 FSEL FSET FSETP FCHK",
-    "HMMA/HGMMA": "HMMA HGMMA QMMA QGMMA IMMA IGMMA BMMA BGMMA DMMA",
-    "LDS/LDSM": "LDS LDSM",
-    "STS": "STS STSM",
-    "LDG": "LDG",
-    "LDGSTS/TMA": "LDGSTS BLKCP TMALDG",
-    "STG": "STG",
+    "HMMA, HGMMA": "HMMA HGMMA QMMA QGMMA IMMA IGMMA BMMA BGMMA DMMA",
     "MUFU": "MUFU",
+    "FFMA": "FFMA FFMA2",
+    "FADD, FMUL, FMNMX …": "FADD FADD2 FMUL FMUL2 FMNMX FMNMX3 FSEL FSET FSETP FCHK",
+    "half precision": "HFMA2 HADD2 HMUL2 HMNMX2 HSET2 HSETP2",
+    "F2FP, I2F …": "F2F F2FP F2I F2IP FRND I2F I2FP I2I I2IP",
+    "LDSM": "LDSM",
+    "LDS": "LDS",
+    "STS, STSM": "STS STSM",
+    "LDGSTS, TMA": "LDGSTS BLKCP BLKRED TMALDG TMASTG TMAREDG TMAPF",
+    "LDG": "LDG LD",
+    "STG": "STG ST",
+    "LDL, STL": "LDL STL",
+    "LDC": "LDC LDCU",
     "SHFL": "SHFL",
     "BAR": "BAR",
-    "integer, moves": "IADD IADD3 IABS IMAD IMNMX ISETP LEA LOP3 MOV PLOP3 PRMT SEL SGXT SHF SHL SHR VIADD VIADDMNMX "
-    "VIMNMX CS2R S2R S2UR P2R R2P R2UR BMSK FLO POPC",
-    "LDL/STL": "LDL STL",
-    "branches": "BRA BRX BSSY BSYNC BREAK BMOV CALL EXIT JMP JMX RET WARPSYNC YIELD",
+    "waits": "DEPBAR LDGDEPBAR ARRIVES SYNCS WARPGROUP TMACMDFLUSH",
+    "IMAD": "IMAD",
+    "IADD3, LEA": "IADD3 IADD VIADD IMAD.IADD LEA IABS IMNMX IMNMX3 VIMNMX VIMNMX3 VIADDMNMX",
+    "LOP3": "LOP3 PLOP3 LOP PRMT BMSK SGXT FLO POPC BREV",
+    "SHF": "SHF SHL SHR IMAD.SHL",
+    "ISETP, SEL": "ISETP SEL",
+    "MOV, S2R …": "MOV IMAD.MOV CS2R S2R S2UR R2UR P2R R2P MOVM",
+    "branches": "BRA BRX BSSY BSYNC BREAK BMOV CALL EXIT JMP JMX RET WARPSYNC YIELD NANOSLEEP",
 }
 OTHER = "other"
 _CLASS_OF = {opcode: name for name, opcodes in CLASSES.items() for opcode in opcodes.split()}
@@ -65,10 +73,16 @@ class Instruction:
     @property
     def kind(self) -> str:
         """Its class, a key of CLASSES or OTHER."""
-        opcode = self.opcode.partition(".")[0]
+        opcode, _, words = self.opcode.partition(".")
         if opcode == "HFMA2" and "-RZ, RZ," in self.text:  # how ptxas puts a constant into a register
             return _CLASS_OF["MOV"]
-        return _CLASS_OF.get(opcode) or _CLASS_OF.get(opcode.removeprefix("U"), OTHER)
+        names = (f"{opcode}.{words.partition('.')[0]}", opcode, opcode.removeprefix("U"))
+        return next((_CLASS_OF[name] for name in names if name in _CLASS_OF), OTHER)
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether it never does anything: a NOP, or an LDS whose predicate is false, as ptxas puts before LDGSTS."""
+        return self.opcode == "NOP" or self.text.startswith("@!PT ")
 
 
 @dataclass(frozen=True)
@@ -80,8 +94,8 @@ class Kernel:
     registers: int  # of a thread
     static_shared: int  # bytes of a block
     stack: int  # bytes of a thread, as the spills
-    spill_stores: int
-    spill_loads: int
+    spill_stores: int | None
+    spill_loads: int | None
     threads: int | None = None  # of a block, as it is launched
     dynamic_shared: int | None = None
     occupancy: model.Occupancy | None = None
@@ -114,8 +128,8 @@ class Inspection:
 def inspect(
     version: Version, arch: str | None = None, head_dim: int = 64, sass: bool = False, dtype: str | None = None
 ) -> Inspection:
-    """Compiles a version for one architecture ("sm_90") and looks at the kernels that a head size and a dtype (None:
-    the version's first) launch.
+    """Looks at what a version becomes for one architecture ("sm_90"): at the kernels that a head size and a dtype
+    (None: the version's first) launch.
 
     Raises ValueError for what cannot be asked (with sass=True, the listing, also where there is no disassembler), and
     BuildError with nvcc's message for a kernel that does not compile.
@@ -128,18 +142,19 @@ def inspect(
         raise ValueError(f"dtype is {dtype!r}: {version.label} takes {', '.join(version.dtypes)}")
     capability = _capability(version, arch)
     arch = "sm_" + capability.replace(".", "")
-    if build.nvcc() is None:
-        raise ValueError(
-            "there is no nvcc, whose ptxas says what a kernel takes (no GPU is needed): install NVIDIA's CUDA toolkit "
-            "and put nvcc on the PATH, or set CUDA_HOME"
-        )
     if disassembler() is None and sass:
         raise ValueError(f"--sass needs nvdisasm, and there is none: {_MEND}")
 
     notes = []
     with tempfile.TemporaryDirectory() as temporary:
         cubin = Path(temporary) / "kernel.cubin"
-        kernels = parse_ptxas(_compile(version.source.resolve(), capability, cubin))
+        if build.nvcc() is not None:
+            kernels = parse_ptxas(_compile(version.source.resolve(), capability, cubin))
+        else:
+            kernels = parse_usage(_extracted(version, capability, cubin), build.capability(capability))
+            notes.append(
+                "Spills are not known: there is no nvcc, whose ptxas tells them. LDL and STL are their traces."
+            )
         code = {}
         try:
             code = parse_sass(_disassemble(cubin))
@@ -186,36 +201,58 @@ def _compile(source: Path, capability: str, cubin: Path) -> str:
     return _output(command, f"{source} does not compile (nvcc)")
 
 
+def _extracted(version: Version, capability: str, cubin: Path) -> str:
+    """What cuobjdump says of the machine code in the version's built library, which goes to `cubin`; ValueError where
+    there is no cuobjdump, no library, or no code for this architecture in it."""
+    arch = "sm_" + capability.replace(".", "")
+    cuobjdump = _program("cuobjdump")
+    library = build.find_library(version, "cuda", build.capability(capability))
+    if cuobjdump is None or library is None:
+        lacking = [] if cuobjdump else ["no cuobjdump to look into a built library"]
+        lacking += [] if library else [f"no library of {version.label} that was built for {arch}"]
+        raise ValueError(
+            f"there is no nvcc to compile {version.label} (no GPU is needed), and {' and '.join(lacking)}: install "
+            "NVIDIA's CUDA toolkit and put nvcc on the PATH, or set CUDA_HOME; or "
+            "`pip install nvidia-cuda-nvcc nvidia-cuda-runtime`"
+        )
+    folder = cubin.parent
+    _output([cuobjdump, "-xelf", f".{arch}.", str(library)], f"cuobjdump fails on {library}", folder)
+    found = [path for path in folder.glob(f"*.{arch}.cubin") if path.stat().st_size]
+    if not found:
+        raise ValueError(f"{library} has no code for {arch}, and there is no nvcc to compile {version.label} for it")
+    found[0].rename(cubin)
+    return _output([cuobjdump, "-res-usage", str(cubin)], "cuobjdump fails")
+
+
 def _disassemble(cubin: Path) -> str:
     if (found := disassembler()) is None:
         raise build.BuildError(f"there is no nvdisasm; {_MEND}")
     return _output([found, "-c", "-g", str(cubin)], "nvdisasm fails")
 
 
-def _output(command: list[str], failing: str) -> str:
+def _output(command: list[str], failing: str, folder: Path | None = None) -> str:
     """What a program prints, errors too; BuildError with that if it fails."""
     env = {**os.environ, "LC_ALL": "C"}
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=env
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=env, cwd=folder
     )
     if done.returncode != 0:
         raise build.BuildError(f"{failing}:\n{done.stdout.strip()}")
     return done.stdout
 
 
-_MEND = f"NVIDIA's CUDA toolkit has it, and so has `pip install {PACKAGE}` (6 MB)"
+_MEND = "NVIDIA's CUDA toolkit has it, and so has `pip install nvidia-cuda-nvdisasm` (6 MB)"
 
 
 def disassembler() -> str | None:
-    """nvdisasm from beside nvcc, the PATH or its PyPI package; None where there is none."""
+    """nvdisasm, None where there is none."""
+    return _program("nvdisasm")
+
+
+def _program(name: str) -> str | None:
+    """A program of the CUDA toolkit from beside nvcc, the PATH or its PyPI package; None where there is none."""
     beside = Path(build.nvcc() or "nvcc").resolve().parent
-    if found := shutil.which("nvdisasm", path=str(beside)) or shutil.which("nvdisasm"):
-        return found
-    try:
-        files = importlib.metadata.distribution(PACKAGE).files or ()
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    return next((str(file.locate()) for file in files if file.stem == "nvdisasm" and file.locate().is_file()), None)
+    return shutil.which(name, path=str(beside)) or shutil.which(name) or build.packaged(f"nvidia-cuda-{name}")
 
 
 def _launches(version: Version, head_dim: int, dtype: str) -> dict[str, tuple[int, int]]:
@@ -266,6 +303,22 @@ def parse_ptxas(text: str) -> list[Kernel]:
             spill_loads=_number(r"(\d+) bytes spill loads", frame),
         )
         kernels.append(kernel)
+    return _named(kernels)
+
+
+def parse_usage(text: str, capability: tuple[int, int]) -> list[Kernel]:
+    """The same from `cuobjdump -res-usage`, which does not tell spills."""
+    usage = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)", text)
+    own = 1024 if capability >= (9, 0) else 0  # what every block takes is counted from Hopper on
+    return _named(
+        [
+            Kernel(symbol, symbol, int(registers), max(int(shared) - own, 0), int(stack), None, None)
+            for symbol, registers, stack, shared in reversed(usage)
+        ]
+    )
+
+
+def _named(kernels: list[Kernel]) -> list[Kernel]:
     names = demangled(kernel.symbol for kernel in kernels)
     return [dataclasses.replace(kernel, name=names[kernel.symbol]) for kernel in kernels]
 
@@ -307,7 +360,7 @@ _CODE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+([^;]*?)\s*;")
 
 
 def parse_sass(text: str) -> dict[str, tuple[Instruction, ...]]:
-    """Symbol → instructions, from `nvdisasm -c -g`. NOPs, which mostly fill up a function's end, are left out."""
+    """Symbol → instructions, from `nvdisasm -c -g`, but for those that never do anything."""
     functions: dict[str, list[Instruction]] = {}
     instructions: list[Instruction] = []
     file, line, label = "", 0, ""
@@ -321,7 +374,7 @@ def parse_sass(text: str) -> dict[str, tuple[Instruction, ...]]:
             label = found[1]
         elif found := _CODE.match(row):
             instruction = Instruction(int(found[1], 16), found[2], file, line, label)
-            if instruction.opcode != "NOP":
+            if not instruction.is_filling:
                 instructions.append(instruction)
                 label = ""
     return {symbol: tuple(instructions) for symbol, instructions in functions.items()}

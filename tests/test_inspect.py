@@ -1,5 +1,6 @@
 """What ptxas and nvdisasm say is read rightly, and what is missing is said. The texts here are shortened real ones."""
 
+import dataclasses
 import importlib.metadata
 import json
 import shutil
@@ -131,27 +132,75 @@ def test_what_nvdisasm_says():
     assert [each.line for each in instructions] == [1, 1, 3, 3, 3, 3, 3]
     assert [each.label for each in instructions] == ["", "", "", ".L_x_5", "", "", ""]
     assert instructions[2].text == "@!P0 LDG.E.CONSTANT R8, desc[UR6][R8.64]"
-    kinds = ["other", "integer, moves", "LDG", "FFMA", "integer, moves", "branches", "branches"]
+    kinds = ["LDC", "MOV, S2R …", "LDG", "FFMA", "IADD3, LEA", "branches", "branches"]
     assert [each.kind for each in instructions] == kinds
     (last,) = code["_Z1fPf"]  # whose lines nothing tells
-    assert (last.kind, last.file, last.line) == ("HMMA/HGMMA", "", 0)
+    assert (last.kind, last.file, last.line) == ("HMMA, HGMMA", "", 0)
 
 
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("LDSM.16.M88.4 R8, [R4]", "LDS/LDSM"),
-        ("LDGSTS.E.BYPASS.128 [R3], desc[UR4][R4.64]", "LDGSTS/TMA"),
-        ("UTMALDG.4D [UR8], [UR4]", "LDGSTS/TMA"),
-        ("@P0 STL.64 [R1+0x8], R2", "LDL/STL"),
-        ("HFMA2 R2, R3, R4, R5", "other"),
-        ("IMAD.MOV.U32 R4, RZ, RZ, RZ", "integer, moves"),
+        ("HMMA.16816.F32.BF16 R4, R8, R2, R4", "HMMA, HGMMA"),
+        ("LDSM.16.M88.4 R8, [R4]", "LDSM"),
+        ("LDS.128 R8, [R4]", "LDS"),
+        ("LDGSTS.E.BYPASS.128 [R3], desc[UR4][R4.64]", "LDGSTS, TMA"),
+        ("UTMALDG.4D [UR8], [UR4]", "LDGSTS, TMA"),
+        ("@P0 STL.64 [R1+0x8], R2", "LDL, STL"),
+        ("HFMA2 R2, R3, R4, R5", "half precision"),
+        ("HFMA2.MMA R2, -RZ, RZ, 0, 0", "MOV, S2R …"),
+        ("F2FP.BF16.F32.PACK_AB R4, R5, R6", "F2FP, I2F …"),
+        ("MUFU.EX2 R4, R5", "MUFU"),
+        ("IMAD R4, R5, R6, RZ", "IMAD"),
+        ("IMAD.WIDE.U32 R4, R5, R6, R8", "IMAD"),
+        ("IMAD.MOV.U32 R4, RZ, RZ, R5", "MOV, S2R …"),
+        ("IMAD.SHL.U32 R4, R5, 0x4, RZ", "SHF"),
+        ("IMAD.IADD R4, R5, 0x1, R6", "IADD3, LEA"),
+        ("UIADD3 UR4, UR11, 0x3f, URZ", "IADD3, LEA"),
+        ("ULOP3.LUT UR4, UR5, 0x7, URZ, 0xc0, !UPT", "LOP3"),
+        ("USHF.R.S32.HI UR4, URZ, 0x1f, UR5", "SHF"),
         ("SHFL.BFLY PT, R3, R2, 0x10, 0x1f", "SHFL"),
         ("BAR.SYNC.DEFER_BLOCKING 0x0", "BAR"),
+        ("DEPBAR.LE SB0, 0x0", "waits"),
+        ("FANCY.NEW R0, R1", "other"),
     ],
 )
 def test_classes(text, kind):
     assert inspect.Instruction(0, text, "", 0).kind == kind
+
+
+def test_no_opcode_has_two_classes():
+    opcodes = [opcode for opcodes in inspect.CLASSES.values() for opcode in opcodes.split()]
+    assert len(opcodes) == len(set(opcodes))
+
+
+def test_what_never_does_anything_is_left_out():
+    (code,) = inspect.parse_sass(
+        ".text.f:\n"
+        "        /*0000*/              @!PT LDS RZ, [RZ] ;\n"
+        "        /*0010*/              LDGSTS.E.BYPASS.128 [R25], desc[UR10][R16.64], !P2 ;\n"
+        "        /*0020*/              @!P0 LDS R4, [R5] ;\n"
+    ).values()
+    assert [each.opcode for each in code] == ["LDGSTS.E.BYPASS.128", "LDS"]
+
+
+USAGE = f"""
+Resource usage:
+ Common:
+  GLOBAL:0
+ Function {SYMBOL.format(128)}:
+  REG:96 STACK:16 SHARED:1280 LOCAL:0 CONSTANT[0]:608 TEXTURE:0 SURFACE:0 SAMPLER:0
+ Function {SYMBOL.format(64)}:
+  REG:128 STACK:0 SHARED:1024 LOCAL:0 CONSTANT[0]:608 TEXTURE:0 SURFACE:0 SAMPLER:0
+"""
+
+
+def test_what_cuobjdump_says():
+    first, second = inspect.parse_usage(USAGE, (9, 0))
+    assert (first.symbol, first.registers, first.static_shared, first.stack) == (SYMBOL.format(64), 128, 0, 0)
+    assert (second.symbol, second.registers, second.static_shared, second.stack) == (SYMBOL.format(128), 96, 256, 16)
+    assert (first.spill_stores, first.spill_loads) == (None, None)
+    assert inspect.parse_usage(USAGE, (8, 0))[1].static_shared == 1280
 
 
 # ---------------------------------------------------------------------------------------------- occupancy
@@ -262,19 +311,63 @@ def test_without_a_disassembler_the_rest_is_shown_and_what_to_install(without_nv
     assert "pip install nvidia-cuda-nvdisasm" in refused("v03", "--sass")
 
 
-def test_without_nvcc(monkeypatch):
+def test_without_nvcc_and_without_a_library(monkeypatch):
     monkeypatch.setattr(build, "nvcc", lambda: None)
-    assert "there is no nvcc" in refused("v03")
+    monkeypatch.setattr(build, "find_library", lambda *_: None)
+    message = refused("v03")
+    assert "no nvcc to compile v03_warp_local" in message and "no library of v03_warp_local" in message
+    assert "pip install nvidia-cuda-nvcc nvidia-cuda-runtime" in message
 
 
-def test_nvdisasm_of_the_pypi_package_is_found(monkeypatch, tmp_path):
-    program = tmp_path / "nvdisasm"
-    program.touch()
-    licence = SimpleNamespace(stem="License", locate=lambda: tmp_path)
-    files = [licence, SimpleNamespace(stem="nvdisasm", locate=lambda: program)]
-    monkeypatch.setattr(inspect.shutil, "which", lambda *_, **__: None)
-    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: SimpleNamespace(files=files))
-    assert inspect.disassembler() == str(program)
+def test_without_nvcc_and_without_cuobjdump(monkeypatch):
+    monkeypatch.setattr(inspect, "_program", lambda name: None)
+    monkeypatch.setattr(build, "nvcc", lambda: None)
+    monkeypatch.setattr(build, "find_library", lambda *_: Path("v03.so"))
+    message = refused("v03")
+    assert "no cuobjdump" in message and "no library" not in message
+
+
+def test_without_nvcc_a_built_library_is_looked_into(stored, monkeypatch):
+    monkeypatch.setattr(build, "nvcc", lambda: None)
+    monkeypatch.setattr(inspect, "_extracted", lambda version, capability, cubin: USAGE)
+    found = inspect.inspect(registry.resolve("v03"))
+    (kernel,) = found.kernels
+    assert (kernel.registers, kernel.occupancy.limiter, kernel.histogram["FFMA"]) == (128, "registers", 1)
+    assert "Spills are not known" in found.notes[0]
+    (entry,) = json.loads(call("v03", "--format", "json").stdout)
+    assert entry["kernels"][0]["spill_loads"] is None
+
+
+@pytest.fixture
+def packages(monkeypatch, tmp_path):
+    """A folder of programs that packages of PyPI brought, one named after each file in it."""
+
+    def distribution(name):
+        program = tmp_path / name.rpartition("-")[2]
+        if not program.exists():
+            raise importlib.metadata.PackageNotFoundError(name)
+        profile = SimpleNamespace(name=f"{program.name}.profile", locate=lambda: tmp_path)
+        return SimpleNamespace(files=[profile, SimpleNamespace(name=program.name, locate=lambda: program)])
+
+    monkeypatch.setattr(importlib.metadata, "distribution", distribution)
+    monkeypatch.setattr(build.shutil, "which", lambda *_, **__: None)
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("program", "found"),
+    [
+        ("nvdisasm", inspect.disassembler),
+        ("cuobjdump", lambda: inspect._program("cuobjdump")),
+        ("nvcc", build.nvcc),
+    ],
+)
+def test_programs_of_pypi_packages_are_found(packages, program, found):
+    assert found() is None
+    (packages / program).touch(mode=0o755)
+    assert found() == str(packages / program)
 
 
 # ---------------------------------------------------------------------------------------------- refusals
@@ -308,6 +401,36 @@ def test_a_real_compile(without_nvdisasm):
     assert (entry["arch"], entry["head_dim"], kernel["name"]) == ("sm_80", 32, "attention_kernel<32>")
     assert 32 <= kernel["registers"] <= 255 and kernel["threads"] == 128 and kernel["dynamic_shared"] > 0
     assert kernel["occupancy"]["blocks"] >= 1 and kernel["histogram"] is None
+
+
+@needs_nvcc
+def test_of_several_instantiations_the_one_that_is_launched():
+    (kernel,) = inspect.inspect(registry.resolve("v05"), dtype="bfloat16").kernels
+    assert kernel.name == "attention_kernel<__nv_bfloat16, 64>" and kernel.occupancy is not None
+
+
+@needs_nvcc
+def test_a_variant_beside_its_version(without_nvdisasm):
+    first, second = json.loads(call("v04", "v04:pad=0", "--format", "json").stdout)
+    assert (first["version"], second["version"]) == ("v04_vectorized", "v04_vectorized:pad=0")
+    # 4 floats less in each of the 64 rows of Q and the 64 of K and V
+    assert first["kernels"][0]["dynamic_shared"] - second["kernels"][0]["dynamic_shared"] == 4 * 4 * 128
+
+
+@needs_nvcc
+@pytest.mark.skipif(inspect._program("cuobjdump") is None, reason="there is no cuobjdump")
+def test_a_built_library_is_like_a_new_compile(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASH_TUTORIAL_CACHE", str(tmp_path))
+    version = registry.resolve("v02")
+    library = build.library(version, "cuda", ["9.0"], tmp_path)
+    compiled = inspect.inspect(version)
+    monkeypatch.setattr(build, "nvcc", lambda: None)
+    monkeypatch.setattr(build, "find_library", lambda *_: library)
+    (kernel,) = inspect.inspect(version).kernels
+    known = dataclasses.replace(compiled.kernels[0], symbol=kernel.symbol, spill_stores=None, spill_loads=None)
+    assert dataclasses.replace(kernel, sass=None) == dataclasses.replace(known, sass=None)
+    assert kernel.histogram == known.histogram
+    assert "has no code for sm_80" in refused("v02", "--arch", "sm_80")
 
 
 @needs_nvcc
