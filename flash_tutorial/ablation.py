@@ -1,0 +1,183 @@
+"""What each decision of a version is worth: its variants' stored times beside its own, and beside published figures.
+
+    ablation.of("v04").markdown()       # the table of README.md and of v04's notebook
+
+A variant (`v04:pad=0`) takes back one decision of its version, or takes another. It is compared with its version as
+measured in the same run: `flash-tutorial bench v04 v04:pad=0` makes one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flash_tutorial import published, registry, results, stored
+from flash_tutorial.benchmark import SUITES, Shape
+from flash_tutorial.versions import Version
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant beside its version: microseconds where a run has both, else None."""
+
+    variant: Version
+    time: dict[str, float] | None  # microseconds: median, p20, p80
+    base: dict[str, float] | None  # the version's own in the same run
+    stale: bool  # one of the two kernels has changed since
+
+    @property
+    def label(self) -> str:
+        """As a reader types it: v04:pad=0."""
+        return stored.short(self.variant.name)
+
+    @property
+    def change(self) -> float | None:
+        """The variant's time against the version's: 0.3 is 30 % more."""
+        return self.time and self.time["median"] / self.base["median"] - 1
+
+    @property
+    def saved(self) -> float | None:
+        """The version's time against the variant's, as published figures count: -0.25 is a quarter less."""
+        return self.time and self.base["median"] / self.time["median"] - 1
+
+    @property
+    def noise(self) -> bool:
+        """Whether the two differ by less than the larger of their spreads, as in `flash-tutorial bench`'s tables."""
+        return bool(self.time) and abs(self.change) < max(_spread(self.time), _spread(self.base))
+
+
+def _spread(time: dict[str, float]) -> float:
+    """Half of what lies between the 20th and the 80th percentile, as a part of the median."""
+    return (time["p80"] - time["p20"]) / 2 / time["median"]
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The variants of one version, at one problem on one GPU."""
+
+    version: Version
+    rows: tuple[Row, ...]
+    gpu: str | None  # None: nothing is measured
+    date: str | None  # of the newest figure
+    shape: Shape | None
+
+    def markdown(self) -> str:
+        """A table, and below it what was measured on what, what is noise, and what measures the rest."""
+        if not self.rows:
+            return f"{self.version.name} has no variants."
+        short = stored.short(self.version.name)
+        effects = [published.EFFECTS.get(row.variant.name) for row in self.rows]
+        base = next((f"{row.base['median']:,.0f}" for row in self.rows if row.base), "–")
+        table = [
+            ["variant", "what it decides", "µs", f"Δ against {short}", f"what {short} saves", "elsewhere"],
+            ["---", "---", "---:", "---:", "---:", "---:"],
+            [short, "", base, "", "", ""],
+        ]
+        for row, effect in zip(self.rows, effects, strict=True):
+            cells = ["–", "–", "–"]
+            if row.time:
+                noise = " (noise)" if row.noise else ""
+                cells = [
+                    f"{row.time['median']:,.0f}{'*' if row.stale else ''}",
+                    f"{_percent(row.change)}{noise}",
+                    f"{_percent(row.saved)}{noise}",
+                ]
+            theirs = "" if effect is None else "slower" if effect.change is None else _percent(effect.change)
+            table.append([f"`{row.label}`", _decides(row.variant), *cells, theirs])
+        if not any(effects):
+            table = [cells[:-1] for cells in table]
+        lines = ["| " + " | ".join(cells) + " |" for cells in table]
+        return "\n".join(lines) + "\n\n" + " ".join(self._notes(short))
+
+    def _notes(self, short: str) -> list[str]:
+        notes = []
+        if self.gpu:
+            notes.append(
+                f"Medians on {self.gpu} ({self.date[:10]}), {stored.problem(self.shape)}; {short} in the same run. "
+                "A difference is noise where it is smaller than the spread of one of the two, half of what lies "
+                "between the 20th and the 80th percentile."
+            )
+        if any(row.stale for row in self.rows):
+            notes.append("An asterisk: measured before one of the two kernels was last changed.")
+        found = {
+            row.label: published.EFFECTS[row.variant.name] for row in self.rows if row.variant.name in published.EFFECTS
+        }
+        for source in dict.fromkeys(effect.source for effect in found.values()):
+            notes.append(f"Elsewhere: what the same decision saved in {source}.")
+            notes += [
+                f"There, what `{label}` tries was {effect.note}."
+                for label, effect in found.items()
+                if effect.source == source and effect.note
+            ]
+        missing = [row.label for row in self.rows if not row.time]
+        if missing:
+            command = f"bench {' '.join([short, *missing])} --suite {_suite(self.version)} --only"
+            notes.append(f"What has no time yet, `flash-tutorial {command}` measures on a GPU.")
+        return notes
+
+
+def _suite(version: Version) -> str:
+    """The suite whose largest problem shows what a version's decisions are worth."""
+    return next(name for name in ("pedagogical", "blog") if SUITES[name].dtype in version.dtypes)
+
+
+def _percent(change: float) -> str:
+    return f"{100 * change:+.1f} %".replace("-", "−")
+
+
+def _decides(variant: Version) -> str:
+    """A variant's settings in words: "floats that a thread copies at a time: scalar instead of vector"."""
+    options = {option.name: option for option in variant.options}
+    return "; ".join(
+        f"{options[name].meaning}: {word} instead of {options[name].words[0]}" for name, word in variant.settings
+    )
+
+
+def of(version: str | Version, gpu: str | None = None) -> Ablation:
+    """The ablation of a version: every variant that sets one option, and every other one that has been measured.
+
+    gpu  whose figures, by name or by that of its file in results/; None: the one that variants were measured on last
+
+    All rows are of one problem: the one for which most of the variants have times, of several the largest without mask.
+    Raises ValueError for an unknown version or GPU, for a variant, and for damaged results.
+    """
+    version = registry.resolve(version)
+    pairs = _pairs(version.name)
+    gpu = stored.gpu(gpu) if gpu is not None else next(reversed(pairs), None)
+    times = pairs.get(gpu, {})
+    single = [f"{version.name}:{option.name}={word}" for option in version.options for word in option.words[1:]]
+    variants = {name: registry.resolve(name) for name in single}
+    variants |= {name: variant for name in sorted(times) if name not in single and (variant := _resolved(name))}
+    shape = stored.common({name: times.get(name, {}) for name in variants})
+    rows, dates = [], []
+    for name, variant in variants.items():
+        pair = times.get(name, {}).get(shape, ())
+        medians = [each["microseconds"] for each in pair] or [None, None]
+        dates += [each["date"] for each in pair]
+        rows.append(Row(variant, *medians, any(each["stale"] for each in pair)))
+    return Ablation(version, tuple(rows), gpu if dates else None, max(dates, default=None), shape)
+
+
+_Pair = tuple[dict[str, Any], dict[str, Any]]  # the row of a variant, and that of its version in the same run
+
+
+def _pairs(version: str) -> dict[str, dict[str, dict[Shape, _Pair]]]:
+    """By GPU, the one measured last at the end, then by variant and problem: the newest pair."""
+    found: dict[str, dict[str, dict[Shape, _Pair]]] = {}
+    for run in results.runs("times"):
+        rows = {(row["version"], stored.shape(row)): row for row in run["rows"] if "microseconds" in row}
+        for (name, shape), row in rows.items():
+            base = rows.get((version, shape))
+            if name.startswith(f"{version}:") and base:
+                found[run["gpu"]] = found.pop(run["gpu"], {})
+                dated = [{**each, "date": run["date"], "stale": stored.is_stale(each)} for each in (row, base)]
+                found[run["gpu"]].setdefault(name, {})[shape] = tuple(dated)
+    return found
+
+
+def _resolved(name: str) -> Version | None:
+    """The variant of a name that was measured; None if its version no longer has the option, or the value."""
+    try:
+        return registry.resolve(name)
+    except ValueError:
+        return None

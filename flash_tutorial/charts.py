@@ -1,0 +1,325 @@
+"""Pictures of the stored figures: where versions lie under a GPU's roofs, and how fast contenders are over the length.
+
+Nothing here measures, and no GPU is needed. A picture carries a digest of all that it shows, in the file that it is
+written to as well, so that a file is known to be current without being drawn again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flash_tutorial import benchmark, model, registry, results, stored
+from flash_tutorial.benchmark import Shape
+from flash_tutorial.versions import VERSIONS, Version
+
+SUFFIXES = (".svg", ".png")
+
+
+class NothingStored(ValueError):
+    """Figures that a picture needs have not been measured: the message says what measures them."""
+
+
+ARITHMETIC = {"float32": "FP32", "float16": "FP16 tensor cores", "bfloat16": "BF16 tensor cores"}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is drawn, in words, and as plain data for the function of `plots` that draws it."""
+
+    kind: str  # the function's name
+    data: Mapping[str, Any]  # its arguments, as JSON has them
+    alt: str
+    missing: tuple[str, ...] = ()  # the versions left out because nothing is stored of them
+
+    @property
+    def digest(self) -> str:
+        """A hash of all that is shown."""
+        text = json.dumps([self.kind, self.data, self.alt], sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def figure(self):
+        """The matplotlib figure. Raises ModuleNotFoundError where matplotlib is not installed."""
+        from flash_tutorial import plots
+
+        return getattr(plots, self.kind)(**self.data)
+
+    def write(self, path: Path) -> None:
+        """Writes the picture to a .svg or .png, which holds its digest; the same figures give the same bytes.
+
+        All of it or, whatever happens, what was there before. Raises ValueError for another suffix.
+        """
+        if path.suffix not in SUFFIXES:
+            raise ValueError(f"{path} ends in {path.suffix or 'no suffix'!r}: accepted are {', '.join(SUFFIXES)}")
+        figure = self.figure()
+        import matplotlib
+
+        metadata = {"Title": self.alt, "Description": f"{_MARK}{self.digest}"}
+        metadata |= {"Date": None, "Creator": None} if path.suffix == ".svg" else {"Software": None}
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with matplotlib.rc_context({"svg.hashsalt": self.digest}):
+                figure.savefig(draft, format=path.suffix[1:], dpi=150, metadata=metadata)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+_MARK = "figures: "
+
+
+def digest_of(path: Path) -> str | None:
+    """The digest of the figures that a written picture shows; None if there is no such file, or none in it."""
+    if not path.is_file():
+        return None
+    _, found, rest = path.read_bytes().partition(_MARK.encode())
+    return rest[:16].decode("ascii", "replace") if found else None
+
+
+# ---------------------------------------------------------------------------------------------- what is stored
+
+
+def _by_version(kind: str, gpu: str | None, *fields: str) -> dict[str, dict[Shape, dict[str, Any]]]:
+    """The newest rows of a kind that have all the fields, by version and problem."""
+    found: dict[str, dict[Shape, dict[str, Any]]] = {}
+    for row in results.newest(kind, stored.shape):
+        shape = stored.shape(row)
+        if row["gpu"] == gpu and shape and all(row.get(field) is not None for field in fields):
+            found.setdefault(row["version"], {})[shape] = row
+    return found
+
+
+def _asked(
+    names: Iterable[str],
+    versions: Iterable[Version] = VERSIONS,
+    references: Iterable[str] = (),
+    others: Iterable[str] = (),
+) -> dict[str, bool]:
+    """What names mean, as rows call it, and whether it was named itself; none, or "all", is every one of the versions
+    and of the references that have times, `others` being those that have none.
+
+    Raises ValueError for an unknown name.
+    """
+    asked: dict[str, bool] = {}
+    for name in list(names) or ["all"]:
+        if name == "all":
+            asked = {**dict.fromkeys([*(version.name for version in versions), *references], False), **asked}
+        elif name in references or name in others:
+            asked[name] = True
+        else:
+            try:
+                asked[registry.resolve(name).label] = True
+            except ValueError as error:
+                also = f"; references with times are {', '.join(references)}" if references else ""
+                raise ValueError(f"{error}{also}") from error
+    return asked
+
+
+def _left_out(asked: Mapping[str, bool], shown: Iterable[str], gpu: str | None, options: str = "") -> tuple[str, ...]:
+    """What of the asked is not shown. Raises NothingStored if that was named itself, or nothing is shown."""
+    shown = set(shown)
+    missing = [stored.short(name) for name in asked if name not in shown]
+    named = [stored.short(name) for name, itself in asked.items() if itself and name not in shown]
+    if named or not shown:
+        where = f"of {gpu} " if gpu else ""
+        raise NothingStored(
+            f"no figures {where}are stored of {', '.join(named or missing)}: on a GPU "
+            f"`flash-tutorial bench {' '.join(named or ['all'])}{options}` measures and keeps them"
+        )
+    return tuple(missing)
+
+
+def _list(labels: Sequence[str]) -> str:
+    """Names in a row, neighbours on the ladder as a range: v00–v04, v06:layout=row."""
+    places = {stored.short(version.name): version.number for version in VERSIONS}
+    runs: list[list[str]] = []
+    for label in labels:
+        if runs and label in places and places.get(runs[-1][-1]) == places[label] - 1:
+            runs[-1].append(label)
+        else:
+            runs.append([label])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
+
+
+# ---------------------------------------------------------------------------------------------- roofline
+
+
+def roofline(names: Iterable[str] = (), gpu: str | None = None) -> Picture:
+    """Performance against FLOP per byte of DRAM, one point a version, under the ceilings of a GPU.
+
+    names  versions and variants; none, or "all": every version that something is stored of
+    gpu    by name or by that of its file in results/; None: the one measured last
+
+    Each version is shown at one problem, as many as possible at the same. Time is the stored median or, where only a
+    profile is stored, the profile's. Bytes are those that Nsight Compute measured or, where no profile is stored,
+    counted, see `counted_bytes`. Ceilings are the measured ones or, where none are stored, those published.
+
+    Raises ValueError for an unknown name or GPU, for a named version without stored figures (with the command that
+    measures them), and for damaged results.
+    """
+    asked = _asked(names)
+    gpu = stored.gpu(gpu)
+    times = _by_version("times", gpu, "microseconds")
+    profiles = _by_version("profiles", gpu, "duration_us", "dram_read_bytes", "dram_write_bytes")
+    chosen = _problems({name: {*times.get(name, ()), *profiles.get(name, ())} for name in asked}, profiles)
+    missing = _left_out(asked, chosen, gpu)
+    roofs = stored.roofs(gpu, sorted({shape.dtype for shape in chosen.values()}))
+
+    points: dict[str, dict[str, Any]] = {}
+    counted, untimed, stale = [], [], []
+    for name, shape in chosen.items():
+        label = stored.short(name)
+        time, profile = times.get(name, {}).get(shape), profiles.get(name, {}).get(shape)
+        microseconds = time["microseconds"]["median"] if time else profile["duration_us"]
+        moved = profile["dram_read_bytes"] + profile["dram_write_bytes"] if profile else counted_bytes(name, shape)
+        counted += [label] * (not profile)
+        untimed += [label] * (not time)
+        stale += [label] * any(row and row["stale"] for row in (time, profile))
+        points[label] = {
+            "intensity": shape.flops / moved,
+            "achieved": shape.flops / microseconds * 1e6,
+            "ceiling": ARITHMETIC[shape.dtype],
+            "counted": not profile,
+        }
+
+    notes = [f"Ceilings: {roofs.known}"]
+    for shape in dict.fromkeys(chosen.values()):
+        who = [stored.short(name) for name, its in chosen.items() if its == shape]
+        notes.append(f"{_list(who)}: {stored.problem(shape)}")
+    if len(counted) < len(points):
+        notes.append("Dots: bytes measured by Nsight Compute")
+    if counted:
+        notes.append("Rings: bytes counted, inputs and outputs once, whatever else is written out and back")
+    if untimed:
+        notes.append(f"Timed under Nsight Compute only: {_list(untimed)}")
+    if stale:
+        notes.append(f"Measured before the kernel's last change: {_list(stale)}")
+    ceilings = {ARITHMETIC[dtype]: flops for dtype, flops in roofs.flops.items()}
+    data = {
+        "panels": {"DRAM": [roofs.bandwidth, points]},
+        "ceilings": ceilings,
+        "roof": gpu,
+        "notes": notes,
+    }
+    roof = [f"{flops / 1e12:.3g} TFLOP/s ({name})" for name, flops in ceilings.items()]
+    where = [
+        f"{label} at {point['achieved'] / 1e12:.3g} TFLOP/s and {point['intensity']:,.0f} FLOP/byte"
+        for label, point in points.items()
+    ]
+    roof.append(f"{roofs.bandwidth / 1e12:.3g} TB/s")
+    alt = f"Roofline of {gpu}; ceilings {roofs.known}: {', '.join(roof)}. Versions: {', '.join(where)}."
+    return Picture("roofline", data, alt, missing)
+
+
+def _problems(found: Mapping[str, Collection[Shape]], profiled: Mapping[str, Collection[Shape]]) -> dict[str, Shape]:
+    """A problem for each version that has any: the one that most have, for the rest the one that most of them have …"""
+    chosen: dict[str, Shape] = {}
+    while left := {name: shapes for name, shapes in found.items() if shapes and name not in chosen}:
+        shape = stored.common(left, {name: profiled.get(name, ()) for name in left})
+        chosen |= {name: shape for name, shapes in left.items() if shape in shapes}
+    return {name: chosen[name] for name in found if name in chosen}
+
+
+def counted_bytes(name: str, shape: Shape) -> int:
+    """Bytes that a call moves to and from DRAM if the caches keep all that it reads again: its inputs and outputs once,
+    and what else it writes to global memory twice, out and back.
+
+    What it writes is counted by the emulator at three short lengths, which determine it at every length.
+    """
+    from flash_tutorial import emulator, ops
+    from flash_tutorial.problem import Problem
+    from flash_tutorial.profile import compulsory_bytes
+
+    def problem(batch: int, heads: int, kv_heads: int, length: int) -> Problem:
+        sizes = {"queries": length, "keys": length, "head_dim": shape.head_dim}
+        return Problem(batch, heads, kv_heads, **sizes, dtype=shape.dtype, causal=shape.causal)
+
+    def written(length: int) -> int:
+        with emulator.instrument() as report:
+            ops.attention(*problem(1, 1, 1, length).tensors(), version=name, causal=shape.causal)
+        return report.totals.global_store_bytes
+
+    a_head = model.quadratic([(length, written(length)) for length in (128, 256, 384)], shape.seq)
+    read, outputs = compulsory_bytes(problem(shape.batch, shape.heads, shape.kv_heads, shape.seq))
+    return read + outputs + 2 * (shape.batch * shape.heads * a_head - outputs)
+
+
+# ---------------------------------------------------------------------------------------------- speed over the length
+
+
+def speeds(names: Iterable[str] = (), suite: str = "pedagogical", gpu: str | None = None) -> Picture:
+    """TFLOP/s over the length, with the spread from the 20th to the 80th percentile, one panel a family of problems.
+
+    names  versions, variants and references ("sdpa_flash"); none, or "all": every version and reference that has times
+    suite  whose problems: `benchmark.SUITES`
+    gpu    by name or by that of its file in results/; None: the one measured last
+
+    Raises ValueError for an unknown name, suite or GPU, for a named contender without stored times (with the command
+    that measures them), and for damaged results.
+    """
+    from flash_tutorial.reference import PEERS, REFERENCES
+
+    if suite not in benchmark.SUITES:
+        raise ValueError(f"unknown suite {suite!r}: there are {', '.join(benchmark.SUITES)}")
+    gpu = stored.gpu(gpu)
+    grid = benchmark.SUITES[suite].shapes()
+    times = {
+        name: {shape: row for shape, row in rows.items() if shape in grid}
+        for name, rows in _by_version("times", gpu, "microseconds").items()
+    }
+    # What has no kernel of ours has no hash of it.
+    references = [name for name, rows in times.items() if not any("kernel_hash" in row for row in rows.values())]
+    dtypes = {shape.dtype for shape in grid}
+    versions = [version for version in VERSIONS if dtypes.intersection(version.dtypes)]
+    asked = _asked(names, versions, references, {**REFERENCES, **PEERS})
+    shown = [name for name in asked if times.get(name)]
+    missing = _left_out(asked, shown, gpu, f" --suite {suite}")
+
+    panels: dict[str, dict[str, Any]] = {}
+    for title, shapes in _families(grid).items():
+        lines = {}
+        for name in shown:
+            rows = [times[name][shape] for shape in shapes if shape in times[name]]
+            if rows:
+                lines[stored.short(name)] = {
+                    "lengths": [row["seq"] for row in rows],
+                    **{
+                        bound: [round(stored.shape(row).flops / row["microseconds"][quantile] / 1e6, 4) for row in rows]
+                        for bound, quantile in (("median", "median"), ("low", "p80"), ("high", "p20"))
+                    },
+                    "stale": [row["stale"] for row in rows],
+                    "reference": name in references,
+                }
+        if lines:
+            panels[title] = lines
+
+    notes = [f"{gpu}, suite {suite}. Bands: 20th to 80th percentile. Dashed: PyTorch and other packages"]
+    stale = [stored.short(name) for name in shown if any(row["stale"] for row in times[name].values())]
+    if stale:
+        notes.append(f"Hollow, measured before the kernel's last change: {_list(stale)}")
+    ends = [
+        f"{title}: "
+        + ", ".join(f"{name} {line['median'][-1]:.3g} (N={line['lengths'][-1]:,})" for name, line in lines.items())
+        for title, lines in panels.items()
+    ]
+    alt = f"TFLOP/s over the sequence length on {gpu}, at the right end of each line: {'; '.join(ends)}."
+    return Picture("speeds", {"panels": panels, "notes": notes}, alt, missing)
+
+
+def _families(grid: Iterable[Shape]) -> dict[str, list[Shape]]:
+    """The problems that differ in length, and in batch size, only, by what they have in common, in words."""
+    families: dict[tuple, list[Shape]] = {}
+    for shape in grid:
+        families.setdefault((shape.dtype, shape.heads, shape.head_dim, shape.causal), []).append(shape)
+    titled = {}
+    for (dtype, heads, head_dim, causal), shapes in families.items():
+        batches = sorted({shape.batch for shape in shapes})
+        batch = f"B={batches[0]}" if len(batches) == 1 else f"B·N={shapes[0].batch * shapes[0].seq:,}"
+        mask = "causal" if causal else "full"
+        titled[f"{dtype}, {batch}, H={heads}, D={head_dim}, {mask}"] = sorted(shapes, key=lambda shape: shape.seq)
+    return titled
