@@ -300,7 +300,11 @@ def describe(rows: Sequence[Row], fmt: str = "simple") -> str:
     """A table for each problem with a column for each version, then what explains the differences; fmt "github" for
     Markdown, "json" for the rows as data, each with the reasons (null: there is none) of the counters that differ."""
     if fmt == "json":
-        data = [{**row, "reasons": {name: reason(row, name) for name in differing(row)}} for row in rows]
+        data = [
+            {name: value for name, value in row.items() if name != "run"}  # the run's environment: it is in the file
+            | {"reasons": {name: reason(row, name) for name in differing(row)}}
+            for row in rows
+        ]
         return json.dumps(data, indent=2, ensure_ascii=False)
     marks = {}  # reason → its letter
     for row in rows:
@@ -370,16 +374,32 @@ def letters(number: int) -> str:
 
 
 def summary(rows: Sequence[Row]) -> list[list[str]]:
-    """For each counter: its name, in how many calls it is not 0, in how many of those both agree, by how much they
-    differ at worst, and why."""
+    """For each counter: its name, Nsight Compute's, in how many calls it is not 0, in how many of those both agree, by
+    how much they differ at worst, and why."""
     table = []
     for name in counters(rows):
         met = [row for row in rows if row["emulator"].get(name) or row["hardware"].get(name)]
-        differing = [row for row in met if share(row, name)]
-        worst = max((share(row, name) for row in differing), key=abs, default=0)
-        reasons = dict.fromkeys(reason(row, name) or "not explained" for row in differing)
-        equal = len(met) - len(differing)
-        table.append(
-            [name.replace("_", " "), str(len(met)), str(equal), percent(worst) if differing else "", "; ".join(reasons)]
-        )
+        apart = [row for row in met if share(row, name)]
+        worst = max((share(row, name) for row in apart), key=abs, default=None)
+        reasons = dict.fromkeys(reason(row, name) or "not explained" for row in apart)
+        words = name.replace("_", " "), Counters.metrics().get(name, "–")
+        figures = str(len(met)), str(len(met) - len(apart)), "" if worst is None else percent(worst)
+        table.append([*words, *figures, "; ".join(reasons)])
     return table
+
+
+def agreement(rows: Sequence[Row]) -> str:
+    """The summary of stored rows in Markdown, a table for each GPU: a part of kernels/emulator/README.md."""
+    headers = ["counter", "Nsight Compute", "calls", "equal", "worst", "because"]
+    align = ["left", "left", "right", "right", "right", "left"]
+    parts = []
+    for gpu in dict.fromkeys(row["gpu"] for row in rows):
+        of_gpu = [row for row in rows if row["gpu"] == gpu]
+        versions = dict.fromkeys(row["version"] for row in of_gpu)
+        date = max(row["date"] for row in of_gpu)[:10]
+        table = [[each[0], f"`{each[1]}`", *each[2:]] for each in summary(of_gpu)]
+        parts += [
+            f"{len(of_gpu)} calls on {gpu} ({date}): {', '.join(sorted(versions))}.",
+            tabulate(table, headers, tablefmt="github", colalign=align, disable_numparse=True),
+        ]
+    return "\n\n".join(parts) or "No GPU has been measured yet."

@@ -5,6 +5,8 @@ No test here needs a GPU: Nsight Compute is a fake that counts what it is told t
 
 import dataclasses
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from click.testing import CliRunner
 from flash_tutorial import build, emulator, hardware, inspect, nsight, registry, results
 from flash_tutorial.cli import main
 
+ROOT = Path(__file__).resolve().parents[1]
 COUNTERS = emulator.Counters.metrics()
 
 
@@ -303,11 +306,25 @@ def test_json():
 
 
 def test_the_summary_by_counter():
-    table = {line[0]: line[1:] for line in hardware.summary(SEVERAL)}
+    table = {line[0]: line[2:] for line in hardware.summary(SEVERAL)}
     assert table["barriers"] == ["3", "3", "", ""]
     assert table["shuffles"] == ["3", "2", "−51 %", "nvcc does without"]
     assert table["mma"] == ["3", "2", "from 0", "not explained"]
     assert list(table) == [name.replace("_", " ") for name in COUNTERS]
+
+
+def test_the_emulators_readme_is_current():
+    text = (ROOT / "kernels" / "emulator" / "README.md").read_text()
+    part = re.search(r"<!-- generated: agreement -->\n(.*?)\n<!-- end -->", text, flags=re.DOTALL)
+    assert part[1] == hardware.agreement(STORED), "make docs"
+
+
+def test_the_readmes_part_names_gpu_date_and_versions():
+    rows = [{**each, "gpu": "NVIDIA H200", "date": "2026-11-29T14:34:36+00:00"} for each in SEVERAL]
+    first, _, header, _, *lines = hardware.agreement(rows).splitlines()
+    assert first == "3 calls on NVIDIA H200 (2026-11-29): v02_fa2, v04_vectorized, v05_tensor_core."
+    assert len(lines) == len(COUNTERS) and "because" in header
+    assert hardware.agreement([]) == "No GPU has been measured yet."
 
 
 def test_letters():
