@@ -34,6 +34,11 @@ class Option:
         return tuple(word for word, _ in self.values)
 
 
+def _of(enumeration: str, *words: str) -> tuple[tuple[str, str], ...]:
+    """Values of an enumeration of the kernel's."""
+    return tuple((word, f"{enumeration}::{word}") for word in words)
+
+
 def _numbers(*values: int) -> tuple[tuple[str, str], ...]:
     """Values that a reader and the kernel write alike."""
     return tuple((str(value), str(value)) for value in values)
@@ -67,6 +72,9 @@ class Version:
         """What tables call it: its full name; a reader's file by its file name, whose .cu keeps the two apart."""
         return self.own.name if self.own and not self.settings else self.name
 
+
+_COPIES = Option("copies", "COPIES", _of("Copies", "async", "sync"), "how tiles are copied")
+_REDUCE = Option("reduce", "REDUCE", _of("Reduce", "shuffle", "shared"), "how lanes find their row's maximum and sum")
 
 VERSIONS: tuple[Version, ...] = (
     Version(
@@ -131,14 +139,20 @@ VERSIONS: tuple[Version, ...] = (
         "cp.async has brought, S and P in registers only; row-major shared memory, conflicts and all.",
         parent="v04_vectorized",
         dtypes=("float16", "bfloat16"),
+        options=(_COPIES, _REDUCE),
+    ),
+    Version(
+        number=6,
+        name="v06_swizzled",
+        title="Swizzled",
+        idea="The 16-byte chunks of a row change places by an XOR with the row's number, so that rows that ldmatrix "
+        "reads together are in different banks: the same instructions, without a bank conflict.",
+        parent="v05_tensor_core",
+        dtypes=("float16", "bfloat16"),
         options=(
-            Option("copies", "COPIES", (("async", "Copies::async"), ("sync", "Copies::sync")), "how tiles are copied"),
-            Option(
-                "reduce",
-                "REDUCE",
-                (("shuffle", "Reduce::shuffle"), ("shared", "Reduce::shared")),
-                "how the lanes of a row find its maximum and sum",
-            ),
+            Option("layout", "LAYOUT", _of("Layout", "swizzled", "padded", "row_major"), "layout of shared memory"),
+            _COPIES,
+            _REDUCE,
         ),
     ),
 )

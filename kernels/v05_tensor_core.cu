@@ -32,30 +32,41 @@ constexpr int BLOCK_KV = 64;
 constexpr Copies COPIES = Copies::async;    // sync: through registers, 16 bytes at a time
 constexpr Reduce REDUCE = Reduce::shuffle;  // shared: a row's maximum and sum by way of shared memory
 constexpr unsigned ALL_LANES = 0xffffffff;
+template <int D>
+constexpr int BLOCKS = D == 32   ? 4
+                       : D == 64 ? 3
+                                 : 2;  // an SM: leaves a thread 128, 168 or 255 registers
 static_assert(BLOCK_Q == WARPS * 16, "a warp owns the 16 rows of an mma.sync");
 static_assert(BLOCK_KV % 16 == 0, "16 keys are one step of P V");
+
+// ROWS x D elements in shared memory, row after row.
+template <class Element, int ROWS, int D>
+struct Tile {
+    Element elements[ROWS][D];
+
+    __device__ Element* at(int row, int column) { return &elements[row][column]; }
+};
 
 template <class Element, int D>
 struct Shared {
     static_assert(D % 16 == 0, "16 columns are one step of Q K^T");
 
-    Element Q[BLOCK_Q][D];
-    Element K[BLOCK_KV][D];
-    Element V[BLOCK_KV][D];
+    Tile<Element, BLOCK_Q, D> Q;
+    Tile<Element, BLOCK_KV, D> K, V;
     float4 parts[REDUCE == Reduce::shared ? BLOCK_Q : 1];  // a row's maximum, or sum, from each of its 4 lanes
 };
 static_assert(sizeof(Shared<__half, 128>) <= 101376, "a block fits on consumer Ampere and Ada GPUs");
 
 // Copies the first ROWS rows of a (rows, D) matrix, 16 bytes at a time. Rows past its end become zeros: they meet P = 0
 // in P V, and 0 times what shared memory held before could be NaN.
-template <class Element, int D, int ROWS>
-__device__ void load_tile(Element (&tile)[ROWS][D], const Element* matrix, int rows) {
+template <class Element, int ROWS, int D>
+__device__ void load_tile(Tile<Element, ROWS, D>& tile, const Element* matrix, int rows) {
     constexpr int CHUNK = 16 / sizeof(Element);
     static_assert(ROWS * D / CHUNK % THREADS == 0, "every thread copies as many chunks");
 #pragma unroll
     for (int i = 0; i < ROWS * D / CHUNK; i += THREADS) {
         const int chunk = i + threadIdx.x, row = chunk / (D / CHUNK), column = chunk % (D / CHUNK) * CHUNK;
-        Element* shared = &tile[row][column];
+        Element* shared = tile.at(row, column);
         const Element* global = &matrix[row * D + column];
         if constexpr (COPIES == Copies::async)
             cp_async<16>(shared, global, row < rows ? 16 : 0);
@@ -87,11 +98,8 @@ __device__ float over_row(Combine combine, float x, float4& parts) {
     }
 }
 
-// As many blocks an SM as registers allow: 128, 168 and 255 a thread.
 template <class Element, int D>
-__global__ void __launch_bounds__(THREADS, D == 32   ? 4
-                                           : D == 64 ? 3
-                                                     : 2) attention_kernel(flash::Params params) {
+__global__ void __launch_bounds__(THREADS, BLOCKS<D>) attention_kernel(flash::Params params) {
     const int M = params.queries, N = params.keys;
     const int q_tiles = (M + BLOCK_Q - 1) / BLOCK_Q;
     const int head = blockIdx.x / q_tiles;                        // of batch * heads
@@ -107,25 +115,29 @@ __global__ void __launch_bounds__(THREADS, D == 32   ? 4
     // Of an accumulator, 16 x 8, a lane holds rows lane_row and lane_row + 8, at [0], [1] and at [2], [3], and there
     // columns lane_column and lane_column + 1.
     const int lane_row = warp_id * 16 + lane_id / 4, lane_column = lane_id % 4 * 2;
+    // To ldmatrix every lane names one row, from one column on, of a 16 x 16 block: of its four 8 x 8 matrices the
+    // upper left one first, and then the lower left one, except for K, whose rows are the columns of K^T.
+    const int block_row = lane_id % 16, block_column = lane_id / 16 * 8;
+    const int key = lane_id / 16 * 8 + lane_id % 8, key_column = lane_id / 8 % 2 * 8;
+
     float O_rmem[D / 8][4] = {};               // (16, D): 8 columns at each [c]; sum of P V
     float m_rmem[2] = {-INFINITY, -INFINITY};  // (2), of the lane's rows, the same in 4 lanes: running maximum
     float l_rmem[2] = {};                      // (2), the same in 4 lanes: running sum of P
 
     // Q stays in fragments: the block reads it from shared memory once.
     uint32_t Q_rmem[D / 16][4];  // (16, D): 16 columns at each [d]
-    load_tile<Element, D>(Q_smem, Q, M - q_begin);
+    load_tile(Q_smem, Q, M - q_begin);
     cp_async_wait_all();  // this thread's part of Q has landed
     __syncthreads();      // Q is whole before anyone reads what others copied
 #pragma unroll
-    for (int d = 0; d < D / 16; ++d)
-        ldmatrix_x4(Q_rmem[d], &Q_smem[warp_id * 16 + lane_id % 16][d * 16 + lane_id / 16 * 8]);
+    for (int d = 0; d < D / 16; ++d) ldmatrix_x4(Q_rmem[d], Q_smem.at(warp_id * 16 + block_row, d * 16 + block_column));
 
     const int first_visible = params.causal ? min(q_begin + 1 + N - M, N) : N;               // keys the first row sees
     const int last_visible = params.causal ? min(min(q_begin + BLOCK_Q, M) + N - M, N) : N;  // keys the last row sees
     const int kv_tiles = (max(last_visible, 0) + BLOCK_KV - 1) / BLOCK_KV;
     for (int kv_tile = 0; kv_tile < kv_tiles; ++kv_tile) {
         const int kv_begin = kv_tile * BLOCK_KV;
-        load_tile<Element, D>(K_smem, K + int64_t(kv_begin) * D, N - kv_begin);
+        load_tile(K_smem, K + int64_t(kv_begin) * D, N - kv_begin);
         cp_async_wait_all();  // this thread's part of K has landed
         __syncthreads();      // K is whole before anyone reads it, and everyone is done with V
 
@@ -136,7 +148,7 @@ __global__ void __launch_bounds__(THREADS, D == 32   ? 4
             uint32_t K_rmem[BLOCK_KV / 16][4];  // (16, BLOCK_KV) of K^T: 16 keys at each [j], two operands of 8
 #pragma unroll
             for (int j = 0; j < BLOCK_KV / 16; ++j)
-                ldmatrix_x4(K_rmem[j], &K_smem[j * 16 + lane_id / 16 * 8 + lane_id % 8][d * 16 + lane_id / 8 % 2 * 8]);
+                ldmatrix_x4(K_rmem[j], K_smem.at(j * 16 + key, d * 16 + key_column));
 #pragma unroll
             for (int j = 0; j < BLOCK_KV / 16; ++j) {
                 mma_m16n8k16<Element>(S_rmem[2 * j], Q_rmem[d], {K_rmem[j][0], K_rmem[j][1]});
@@ -197,7 +209,7 @@ __global__ void __launch_bounds__(THREADS, D == 32   ? 4
                 P_rmem[j][i] = pack<Element>(S_rmem[2 * j + i / 2][i % 2 * 2], S_rmem[2 * j + i / 2][i % 2 * 2 + 1]);
         }
 
-        load_tile<Element, D>(V_smem, V + int64_t(kv_begin) * D, N - kv_begin);
+        load_tile(V_smem, V + int64_t(kv_begin) * D, N - kv_begin);
         cp_async_wait_all();  // this thread's part of V has landed
         __syncthreads();      // V is whole before anyone reads it, and everyone is done with K
 
@@ -207,7 +219,7 @@ __global__ void __launch_bounds__(THREADS, D == 32   ? 4
             uint32_t V_rmem[D / 16][4];  // (16, D): 16 columns at each [c], two operands of 8
 #pragma unroll
             for (int c = 0; c < D / 16; ++c)
-                ldmatrix_x4<true>(V_rmem[c], &V_smem[j * 16 + lane_id % 16][c * 16 + lane_id / 16 * 8]);
+                ldmatrix_x4<true>(V_rmem[c], V_smem.at(j * 16 + block_row, c * 16 + block_column));
 #pragma unroll
             for (int c = 0; c < D / 16; ++c) {
                 mma_m16n8k16<Element>(O_rmem[2 * c], P_rmem[j], {V_rmem[c][0], V_rmem[c][1]});

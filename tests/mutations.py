@@ -197,4 +197,7 @@ MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
         "the last row is not written": {"if (q_begin + row >= M) break;": "if (q_begin + row >= M - 1) break;"},
     },
     "v05_tensor_core": FUSED | TILED | FRAGMENTS | ONE_STAGE,
+    "v06_swizzled": TILED
+    | ONE_STAGE
+    | {"two chunks have one place": {"flash::swizzle<D>(row, column)": "(flash::swizzle<D>(row, column) | 8)"}},
 }

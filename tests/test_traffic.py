@@ -79,3 +79,26 @@ def test_v00_writes_the_scores():
             ft.attention(q, k, v, version="v00")
         stored.append(report.totals.global_store_bytes)
     assert stored[1] - stored[0] == 3 * ROW_BYTES
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize(
+    "name, turns",
+    [
+        ("v05", {32: 4, 64: 8, 128: 8}),
+        ("v06", {32: 1, 64: 1, 128: 1}),
+        ("v06:layout=padded", {32: 1, 64: 1, 128: 1}),
+        ("v06:layout=row_major", {32: 4, 64: 8, 128: 8}),
+    ],
+)
+def test_turns_of_ldmatrix(name, turns, head_dim):
+    """How often shared memory is read for a matrix of 8 rows, 128 bytes: as many as rows start in one bank."""
+    q, k, v = torch.randn(3, 1, 1, 100, head_dim, generator=torch.Generator().manual_seed(0)).half()
+    with ft.emulator.instrument() as report:
+        ft.attention(q, k, v, version=name)
+    totals = report.totals
+    assert totals.ldmatrix == totals.shared_load_requests > 0
+    assert totals.shared_load_wavefronts == turns[head_dim] * 4 * totals.ldmatrix
+    assert totals.shared_load_conflicts == (turns[head_dim] - 1) * 4 * totals.ldmatrix
+    if "padded" not in name:  # there a copy of 8 chunks, two rows of D = 32, spreads over more than 128 bytes
+        assert totals.cp_async_wavefronts == 4 * totals.cp_async
