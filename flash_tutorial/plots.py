@@ -206,7 +206,7 @@ def bank_map(
 
     ``patterns`` maps a title to the byte offset of each lane (-1: the lane is inactive); each lane reads ``width``
     bytes. A column is a bank, a cell one 4-byte word, its number the first lane that asks for it. A bank asked for
-    several different words is drawn in vermilion and hatched: those words need a wavefront each. ``wavefronts``, what
+    more different words than its share is drawn in vermilion and hatched: each needs a wavefront. ``wavefronts``, what
     the emulator counted, goes into the titles. Rows of shared memory that nobody touches are left out.
     """
     figure = Figure(figsize=(7.4, 0.2), layout="constrained")
@@ -226,10 +226,11 @@ def bank_map(
     for axes, (title, touched) in zip(every, words.items(), strict=True):
         rows = sorted({word // BANKS for word in touched})
         per_bank = np.bincount([word % BANKS for word in touched], minlength=BANKS)
+        share = -(-len(touched) // BANKS)  # of each bank, if the words were spread over all of them
         for row, memory_row in enumerate(rows):
             for bank in range(BANKS):
                 lane = touched.get(memory_row * BANKS + bank)
-                crowded = per_bank[bank] > width // BANK_BYTES
+                crowded = per_bank[bank] > share
                 if lane is None:
                     _cell(axes, bank, row, "#F2F2F2", linewidth=0.5)
                 else:
@@ -396,7 +397,7 @@ def bars(groups: Mapping[str, Mapping[str, float]], *, unit: str, log: bool = Fa
             [handles[name] for name in names],
             names,
             loc="outside upper left",
-            ncols=4 if len(names) == 4 else 3,
+            ncols=4 if len(names) == 4 else 3 if len("".join(names)) < 100 else 2,
             frameon=False,
             fontsize=8,
         )
