@@ -26,6 +26,7 @@ from tabulate import tabulate
 import flash_tutorial as ft
 from flash_tutorial import benchmark, emulator, model, plots, reference, registry
 from flash_tutorial import diff as diff_module
+from flash_tutorial import hardware as hardware_module
 from flash_tutorial import inspect as inspect_module
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -405,6 +406,16 @@ def verdict(version: str, bound: Mapping[str, float], chip: str = "H200") -> Non
             "instructions that no bound counts."
         )
     say(text)
+
+
+def hardware(version: str) -> None:
+    """Shows the emulator's counters of a version beside those of a GPU, as results/ holds them."""
+    rows = hardware_module.stored(hardware_module.calls([version]), say=lambda _: None)
+    if rows:
+        gpus = " and ".join(sorted({f"{row['gpu']}, {row['date'][:10]}" for row in rows}))
+        say(f"Counted by the emulator and by Nsight Compute ({gpus}):\n\n{hardware_module.describe(rows, 'github')}")
+    else:
+        say("`results/` holds no counters of a GPU for this version: `flash-tutorial hardware` on one adds them.")
 
 
 @dataclass(frozen=True)
