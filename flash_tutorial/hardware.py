@@ -312,8 +312,8 @@ def describe(rows: Sequence[Row], fmt: str = "simple") -> str:
             text = reason(row, name)
             marks.setdefault(text, "?" if text is None else letters(len(marks) - (None in marks)))
     parts = ["One figure: the emulator and the GPU agree. Two: emulator → GPU."]
-    order = [shape(row) for row in rows]
-    for title, group in groupby(sorted(rows, key=lambda row: order.index(shape(row))), key=shape):
+    order = [_title(row) for row in rows]
+    for title, group in groupby(sorted(rows, key=lambda row: order.index(_title(row))), key=_title):
         parts += [f"**{title}**" if fmt == "github" else title, *_tables(list(group), marks, fmt)]
     notes = [f"{mark}: {text or 'nothing explains this'}{_range(rows, text)}" for text, mark in marks.items()]
     if any(row.get("stale") for row in rows):
@@ -321,6 +321,10 @@ def describe(rows: Sequence[Row], fmt: str = "simple") -> str:
     return "\n\n".join(
         [*parts, *("\n".join(textwrap.wrap(note, WIDTH)) if fmt == "simple" else note for note in notes)]
     )
+
+
+def _title(row: Row) -> str:
+    return f"{row['gpu']}: {shape(row)}" if "gpu" in row else shape(row)
 
 
 def _tables(rows: Sequence[Row], marks: dict[str | None, str], fmt: str) -> list[str]:
