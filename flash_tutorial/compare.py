@@ -20,7 +20,7 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -391,11 +391,11 @@ def _columns(headers: list[str], rows: list[list[str]], left: Sequence[int]) -> 
 
 def _simple(comparison: Comparison) -> str:
     table = _columns(*_table(comparison, narrow=True), left=(0, 2))
-    notes = [f"{title}\n{_wrap(textwrap.indent(note, '  '))}" for title, note in _notes(comparison)]
+    notes = [f"{title}\n{wrap(textwrap.indent(note, '  '))}" for title, note in _notes(comparison)]
     return "\n\n".join(["\n".join(_caption(comparison)), table, *notes])
 
 
-def _wrap(text: str) -> str:
+def wrap(text: str) -> str:
     """The text with its prose wrapped; lines of source, which compilers quote behind a bar, stay as they are."""
     lines = []
     for line in text.splitlines():
@@ -501,11 +501,11 @@ def describe(comparison: Comparison, lines: bool = False) -> str:
         facts.append(("emulation", f"{row.seconds:.2f} s, counting and checking for races"))
     parts = [f"{row.name}: {row.title}\n" + tabulate(facts, tablefmt="plain", disable_numparse=True)]
     if row.note:
-        parts.append(_wrap(row.note))
+        parts.append(wrap(row.note))
     if row.report and row.report.launches:
         parts.append(counter_table(row.report.totals))
         if lines:
-            parts.append(line_table(row.report))
+            parts.append(line_table(row.report.lines))
     return "\n\n".join(parts)
 
 
@@ -526,16 +526,22 @@ def counter_table(counters: emulator.Counters, fmt: str = "simple") -> str:
     )
 
 
-def line_table(report: emulator.Report) -> str:
-    """Counters by source line, narrow enough for a terminal; a column that is zero throughout is left out."""
-    columns = [(stacked, value) for stacked, _, value in _COUNTER_COLUMNS if value(report.totals)]
+def line_table(lines: Sequence[emulator.LineCounters], warp_time: Mapping[tuple[str, int], float] | None = None) -> str:
+    """Counters by source line, narrow enough for a terminal; a column that is zero throughout is left out.
+
+    warp_time  (file, line) → the share of the warps' time that goes there, where that is known
+    """
+    totals = sum((line.counters for line in lines), emulator.Counters())
+    columns = [(stacked, lambda line, v=v: v(line.counters)) for stacked, _, v in _COUNTER_COLUMNS if v(totals)]
+    if warp_time:
+        columns.append(("warps'\ntime,\n%", lambda line: 100 * warp_time.get((line.file, line.line), 0)))
     taken = sum(2 + max(6, *map(len, stacked.split("\n"))) for stacked, _ in columns)
     room = WIDTH - taken - len("line  ")
     rows = []
-    for line in report.lines:
+    for line in lines:
         text = line.text or Path(line.file).name  # without addr2line an address in the library is all there is
         source = text if len(text) <= room else text[: room - 1] + "…"
-        values = [value(line.counters) for _, value in columns]
+        values = [value(line) for _, value in columns]
         rows.append([str(line.line), source, *(short(value) if value else "" for value in values)])
     if not rows:
         return "no line of source did anything that is counted"

@@ -167,7 +167,8 @@ class Counters:
         return tabulate(rows, headers=("counter", "counts", "Nsight Compute"), tablefmt=fmt)
 
 
-def _site_counters(site: dict) -> Counters:
+def site_counters(site: dict) -> Counters:
+    """The counters of one instruction, as the emulator lists it: {"op", "requests", "sectors", "wavefronts", …}."""
     op, requests = site["op"], site["requests"]
     excess = site["wavefronts"] - site["ideal"]
     match op:
@@ -525,7 +526,7 @@ class Launch:
 
     @functools.cached_property
     def counters(self) -> Counters:
-        return sum(map(_site_counters, self.sites), Counters())
+        return sum(map(site_counters, self.sites), Counters())
 
     @functools.cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -601,7 +602,7 @@ class Report:
             for site in launch.sites:
                 location = _symbols(launch.module).location(site["pc"] - 1)
                 key = (location.file, location.line)
-                totals[key] = totals.get(key, Counters()) + _site_counters(site)
+                totals[key] = totals.get(key, Counters()) + site_counters(site)
                 text[key] = location.text
         return [LineCounters(*key, text[key], totals[key]) for key in sorted(totals)]
 

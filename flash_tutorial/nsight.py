@@ -21,8 +21,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flash_tutorial import emulator, registry
@@ -49,6 +50,50 @@ class UnknownMetric(ValueError):
 
 
 @dataclass(frozen=True)
+class Executed:
+    """One instruction of a kernel's machine code, and what became of it in a launch."""
+
+    offset: int  # bytes from the kernel's start
+    text: str  # "@P0 LDS.128 R4, [R2]"
+    warps: int  # that executed it, each time counted
+    samples: int  # how often a warp was found at it, waiting or not
+    sectors: int  # of global memory that it touched
+    wavefronts: int  # over shared memory that it needed
+    excess: int  # of those, beyond what the same bytes need
+
+    @property
+    def opcode(self) -> str:
+        """Without what follows its dot: "LDS"."""
+        return re.sub(r"^@\S+\s+", "", self.text).partition(" ")[0].partition(".")[0].rstrip(";")
+
+    @property
+    def counters(self) -> emulator.Counters:
+        """The same in the emulator's words, but for bytes; a predicated instruction counts whether it acts or not."""
+        site = {"op": _OPERATIONS.get(self.opcode), "requests": self.warps, "sectors": self.sectors}
+        site |= {"wavefronts": self.wavefronts, "ideal": self.wavefronts - self.excess, "lanes": 0, "bytes": 0}
+        return emulator.site_counters(site)
+
+
+_OPERATIONS = {
+    "LDG": "global_load",
+    "STG": "global_store",
+    "LDS": "shared_load",
+    "STS": "shared_store",
+    "LDSM": "ldmatrix",
+    "STSM": "stmatrix",
+    "LDGSTS": "cp_async",
+    "HMMA": "mma",
+    "SHFL": "shuffle",
+    "VOTE": "vote",
+    "MATCH": "match",
+    "REDUX": "reduce",
+    "BAR": "barrier",
+    "WARPSYNC": "syncwarp",
+    **dict.fromkeys(("ATOM", "ATOMG", "ATOMS", "RED"), "atomic"),
+}
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel launch. `metrics` has what was asked for, by the names asked for: bytes, nanoseconds, percent."""
 
@@ -56,19 +101,27 @@ class Launch:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     metrics: dict[str, float]
+    code: tuple[Executed, ...] = ()  # where it was asked for
 
 
 # ---------------------------------------------------------------------------------------------- measuring
 
 
 def measure(
-    version: str | os.PathLike | Version, problem: Problem, metrics: Sequence[str], *, save: Path | None = None
+    version: str | os.PathLike | Version,
+    problem: Problem,
+    metrics: Sequence[str],
+    *,
+    by_instruction: bool = False,
+    save: Path | None = None,
 ) -> list[Launch]:
     """Every kernel launch of one attention call, in order, each with `metrics`.
 
-    metrics  names of Nsight Compute's ("dram__bytes_read.sum"); METRIC[OPCODE] is one opcode's share of a metric that
-             is given by opcode ("sass__inst_executed_per_opcode[SHFL]"), 0 if the kernel does not have it
-    save     a .ncu-rep file to write, for Nsight Compute's window: it has all sections beside `metrics`
+    metrics         names of Nsight Compute's ("dram__bytes_read.sum"); METRIC[OPCODE] is one opcode's share of a metric
+                    that is given by opcode ("sass__inst_executed_per_opcode[SHFL]"), 0 if the kernel does not have it
+    by_instruction  look at each instruction of the machine code too; where ncu's table of them cannot be read, there
+                    is a warning and no `Launch.code`
+    save            a .ncu-rep file to write, for Nsight Compute's window: it has all sections beside `metrics`
 
     The measured call is not the first. Raises ValueError for a problem that is not on a GPU, UnknownMetric (a
     ValueError) for what this GPU does not count, FileNotFoundError where there is no ncu, PermissionError where it may
@@ -96,6 +149,7 @@ def measure(
             # finds nothing of its input in L2, in a benchmark's every repetition, and alike in every pass.
             *("--cache-control", "all"),
             *("--profile-from-start", "off", "--target-processes", "all"),
+            *(("--section", "SourceCounters") if by_instruction else ()),
             *(("--set", "full", "--import-source", "yes") if save else ()),
             *("--metrics", ",".join(collected), "--export", str(report.with_suffix(""))),
             *(sys.executable, "-m", "flash_tutorial.nsight", str(call)),
@@ -113,7 +167,16 @@ def measure(
         instances = parse(export("raw", "--print-metric-instances", "details")) if by_opcode else table
         if not table or len(table) != len(instances):
             raise NsightError(f"ncu's report on {version.label} has {len(table)} launches")
-        launches = [_launch(row, opcodes, metrics) for row, opcodes in zip(table, instances, strict=True)]
+        code = [()] * len(table)
+        if by_instruction:
+            try:
+                code = parse_code(export("source", "--print-source", "sass"), len(table))
+            except NsightError as error:  # all the rest is known
+                warnings.warn(f"{version.label} is not shown by instruction: {error}", stacklevel=2)
+        launches = [
+            _launch(row, opcodes, metrics, instructions)
+            for row, opcodes, instructions in zip(table, instances, code, strict=True)
+        ]
         if save is not None:
             shutil.copyfile(report, save)
     return launches
@@ -266,7 +329,9 @@ def _number(text: str) -> float:
 _INSTANCE = re.compile(r"([A-Z]\w*(?:\.\w+)*): *([0-9][0-9.,e+]*)")
 
 
-def _launch(row: dict[str, str], instances: dict[str, str], metrics: Iterable[str]) -> Launch:
+def _launch(
+    row: dict[str, str], instances: dict[str, str], metrics: Iterable[str], code: tuple[Executed, ...]
+) -> Launch:
     """A row of each of the two tables as a Launch."""
     found = {}
     for metric in metrics:
@@ -282,7 +347,47 @@ def _launch(row: dict[str, str], instances: dict[str, str], metrics: Iterable[st
                 found[metric] = _number(cell)
         except ValueError:
             raise UnknownMetric([name]) from None  # "n/a", "no data", or a table without it
-    return Launch(kernel_name(row["Kernel Name"]), _sizes(row["Grid Size"]), _sizes(row["Block Size"]), found)
+    return Launch(kernel_name(row["Kernel Name"]), _sizes(row["Grid Size"]), _sizes(row["Block Size"]), found, code)
+
+
+def parse_code(text: str, count: int) -> list[tuple[Executed, ...]]:
+    """The machine code of `count` launches, from ncu's source page as CSV. Raises NsightError if it has fewer or more,
+    or lacks a column."""
+    launches: list[list[Executed]] = []
+    header: list[str] = []
+    for row in csv.reader(text.splitlines()):
+        if row[:1] == ["Kernel Name"]:
+            header = []
+        elif "Address" in row and "Source" in row:
+            header = row
+            launches.append([])
+            if lacking := [column for column in _COLUMNS.values() if column not in header]:
+                raise NsightError(
+                    f"ncu's table of instructions has no {', '.join(lacking)}; it has {', '.join(header)}"
+                )
+        elif header and len(row) >= len(header) and row[header.index("Address")].strip():
+            named = dict(zip(header, row, strict=False))
+            address = int(named["Address"], 16)
+            launches[-1].append(
+                Executed(address, named["Source"].strip(), **{n: _count(named[c]) for n, c in _COLUMNS.items()})
+            )
+    if len(launches) != count:
+        raise NsightError(f"ncu has tables of instructions for {len(launches)} of {count} launches")
+    return [tuple(replace(each, offset=each.offset - code[0].offset) for each in code) for code in launches]
+
+
+_COLUMNS = {
+    "warps": "Instructions Executed",
+    "samples": "Warp Stall Sampling (All Samples)",
+    "sectors": "L2 Theoretical Sectors Global",
+    "wavefronts": "L1 Wavefronts Shared",
+    "excess": "L1 Wavefronts Shared Excessive",
+}
+
+
+def _count(cell: str) -> int:
+    """0 where an instruction has no such count."""
+    return 0 if cell.strip() in ("", "-", "n/a") else round(_number(cell))
 
 
 def _sizes(text: str) -> tuple[int, int, int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import linecache
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch
 from tabulate import tabulate
 from tqdm import tqdm
 
-from flash_tutorial import build, compare, emulator, nsight, ops, results
+from flash_tutorial import build, compare, emulator, inspect, nsight, ops, results
 from flash_tutorial.problem import Problem
 from flash_tutorial.reference import REFERENCES
 from flash_tutorial.versions import VERSIONS, Version
@@ -65,16 +66,22 @@ class Profile:
 
     version   as tables call it
     counters  by name, those that the device counts: `emulator.Counters` says what they are
+    lines     the same by line of source; on a GPU those of the machine code, so far as they could be found
     figures   a GPU's, by name with the unit in it; None where the GPU does not count it. Empty on a CPU
-    report    the emulator's, with its lines; None on a GPU
+    warp_time (file, line) → on a GPU, the share of all warps' time that goes there, working or waiting
+    report    the emulator's; None on a GPU
+    notes     what is not known, and why
     """
 
     version: str
     title: str
     problem: Problem
     counters: dict[str, int]
+    lines: Sequence[emulator.LineCounters] = ()
     figures: dict[str, float | int | str | None] = field(default_factory=dict)
+    warp_time: dict[tuple[str, int], float] = field(default_factory=dict)
     report: emulator.Report | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def rows(self) -> list[tuple[str, str, str]]:
@@ -107,7 +114,7 @@ def profile(version: str | Version, problem: Problem, *, like: str | None = None
     with emulator.instrument() as report:
         ops.attention(q, k, v, version=version, causal=problem.causal, scale=problem.scale)
     counters = dataclasses.asdict(report.totals)
-    return Profile(version.label, version.title, problem, counters, report=report)
+    return Profile(version.label, version.title, problem, counters, report.lines, report=report)
 
 
 def find(version: str | Version, like: str | None = None) -> Version:
@@ -136,7 +143,7 @@ def _measured(version: Version, problem: Problem, save: Path | None) -> Profile:
     metrics = list(METRICS)
     while True:
         try:
-            launches = nsight.measure(version, problem, metrics, save=save)
+            launches = nsight.measure(version, problem, metrics, by_instruction=True, save=save)
             break
         except nsight.UnknownMetric as error:  # another chip than the one this list was made on: without it, then
             metrics = [each for each in metrics if each.partition("[")[0] not in error.metrics]
@@ -144,7 +151,58 @@ def _measured(version: Version, problem: Problem, save: Path | None) -> Profile:
         kernels = ", ".join(launch.kernel for launch in launches)
         raise ValueError(f"{version.label} launches {len(launches)} kernels ({kernels}): a profile is of one launch")
     (launch,) = launches
-    return Profile(version.label, version.title, problem, nsight.counted(launch), figures(launch, problem))
+    lines, samples, notes = _by_line(version, problem, launch)
+    every = sum(samples.values())
+    return Profile(
+        version.label,
+        version.title,
+        problem,
+        nsight.counted(launch),
+        lines,
+        figures(launch, problem),
+        warp_time={line: count / every for line, count in samples.items()} if every else {},
+        notes=notes,
+    )
+
+
+def _by_line(
+    version: Version, problem: Problem, launch: nsight.Launch
+) -> tuple[list[emulator.LineCounters], dict[tuple[str, int], int], tuple[str, ...]]:
+    """Counters and samples of a launch by line of source, and what is to be noted if they are not known. Which line an
+    instruction comes from is in the machine code that nvcc makes of the source once more."""
+    if not launch.code:
+        return [], {}, ("Figures by line of source are not known: ncu told of no instructions.",)
+    arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
+    try:
+        kernels = inspect.inspect(version, arch, problem.head_dim, dtype=problem.dtype).kernels
+    except (ValueError, build.BuildError) as error:
+        return [], {}, (f"Figures by line of source are not known: {error}",)
+    sass = next((kernel.sass for kernel in kernels if kernel.name == launch.kernel and kernel.sass), ())
+    places = {each.offset: each for each in sass}
+    counters: dict[tuple[str, int], emulator.Counters] = {}
+    samples: dict[tuple[str, int], int] = {}
+    for each in launch.code:
+        place = places.get(each.offset)
+        if place is None:
+            continue  # one that does nothing, which inspect leaves out
+        if place.opcode.partition(".")[0] != each.opcode:
+            sass = ()
+            break
+        line = (place.file, place.line)
+        counters[line] = counters.get(line, emulator.Counters()) + each.counters
+        samples[line] = samples.get(line, 0) + each.samples
+    if not sass:
+        return (
+            [],
+            {},
+            ("Figures by line of source are not known: nvcc makes other machine code than what was launched.",),
+        )
+    lines = [
+        emulator.LineCounters(*line, linecache.getline(*line).strip(), counters[line])
+        for line in sorted(counters)
+        if line[0]
+    ]
+    return lines, samples, ()
 
 
 def figures(launch: nsight.Launch, problem: Problem) -> dict[str, float | int | str | None]:
@@ -307,8 +365,8 @@ def _measured_rows(profile: Profile) -> list[tuple[str, str, str]]:
         ("DRAM written", "dram_write_bytes", _bytes, _write_reading),
         ("DRAM bandwidth", "dram_tb_per_s", "{:.3f} TB/s".format, _bandwidth_reading),
         ("L2 to the SMs", "l2_read_bytes", _bytes, _l2_reading),
-        ("occupancy, theoretical", "occupancy_theoretical", _percent, _theoretical_reading),
-        ("occupancy, achieved", "occupancy_achieved", _percent, _achieved_reading),
+        ("occupancy, theoretical", "occupancy_theoretical", lambda share: f"{100 * share:.1f} %", _theoretical_reading),
+        ("occupancy, achieved", "occupancy_achieved", lambda share: f"{100 * share:.1f} %", _achieved_reading),
         ("registers", "registers", "{} a thread".format, _registers_reading),
         ("shared memory", "shared_bytes", "{:,} bytes a block".format, _shared_reading),
     )
@@ -319,6 +377,10 @@ def _measured_rows(profile: Profile) -> list[tuple[str, str, str]]:
     ]
     if busiest := _busiest(found):
         table.append(("busiest part", busiest, _busiest_reading(found)))
+    if profile.warp_time:
+        (file, line), share = max(profile.warp_time.items(), key=lambda item: item[1])
+        where = f"{Path(file).name}:{line}" if file else "no known line"
+        table.append(("slowest line", where, f"{_percent(share)} of the warps' time goes there, to work or to wait"))
     return table
 
 
@@ -504,13 +566,25 @@ def _parts(profile: Profile, fmt: str) -> list[str]:
     parts = [f"{heading}\n{profile.problem}" if narrow else f"{heading}\n\n{profile.problem}", table]
     if any(profile.counters.values()):
         parts.append(compare.counter_table(counters, fmt))
-    if profile.report is not None:
-        parts.append(compare.line_table(profile.report) if narrow else profile.report.table(fmt))
-    return parts
+    lines = _worth_showing(profile)
+    if profile.report is not None and not narrow:
+        parts.append(profile.report.table(fmt))
+    elif lines:
+        table = compare.line_table(lines, profile.warp_time)
+        parts.append(table if narrow else f"```\n{table}\n```")
+    return [*parts, *(compare.wrap(note) if narrow else note for note in profile.notes)]
+
+
+def _worth_showing(profile: Profile) -> list[emulator.LineCounters]:
+    """The lines that something is counted of, or that take time."""
+    nothing, times = emulator.Counters(), profile.warp_time
+    return [line for line in profile.lines if line.counters != nothing or times.get((line.file, line.line), 0) >= 0.01]
 
 
 def _data(profile: Profile) -> dict:
-    lines = [dataclasses.asdict(line) for line in profile.report.lines] if profile.report else None
+    lines = [dataclasses.asdict(line) for line in profile.lines]
+    for line in lines:
+        line["warp_time"] = profile.warp_time.get((line["file"], line["line"]))
     return {
         "version": profile.version,
         "problem": profile.problem.options(),
@@ -518,4 +592,5 @@ def _data(profile: Profile) -> dict:
         "readings": {name: reading for name, _, reading in profile.rows},
         "counters": profile.counters,
         "lines": lines,
+        "notes": list(profile.notes),
     }

@@ -15,7 +15,7 @@ import torch
 from click.testing import CliRunner
 
 import flash_tutorial
-from flash_tutorial import build, emulator, nsight, profile, registry, results
+from flash_tutorial import build, emulator, inspect, nsight, profile, registry, results
 from flash_tutorial.cli import main
 from flash_tutorial.problem import Problem
 from flash_tutorial.versions import VERSIONS
@@ -23,6 +23,7 @@ from flash_tutorial.versions import VERSIONS
 DATA = Path(__file__).parent / "data"
 RAW = (DATA / "ncu_raw.csv").read_text(encoding="utf-8")  # v04 on the problem below
 INSTANCES = (DATA / "ncu_raw_instances.csv").read_text(encoding="utf-8")
+SOURCE = (DATA / "ncu_source.csv").read_text(encoding="utf-8")
 COUNTERS = nsight.needed(emulator.Counters.metrics().values())
 
 THREE_LAUNCHES = """\
@@ -44,7 +45,9 @@ def gpu(monkeypatch):
     """PyTorch says that there is a GPU, and no kernel needs to be built for it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=0: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=0: (9, 0))
     monkeypatch.setattr(registry, "operator", lambda version, backend: None)
+    monkeypatch.setattr(inspect, "inspect", lambda version, arch, head_dim, dtype: machine_code(version))
 
 
 @pytest.fixture
@@ -52,12 +55,36 @@ def problem(gpu):
     return Problem(batch=4, heads=12, queries=2048, keys=2048, device="cuda")
 
 
+#: Of the kernel in SOURCE: the offset of an instruction, it, and the line of v04 that it comes from.
+CODE = (
+    (0x00, "LDC R1, c[0x0][0x28]", 1),
+    (0x20, "@P0 LDG.E.128.CONSTANT R8, desc[UR6][R8.64]", 10),
+    (0x30, "STS.128 [R20], R8", 10),
+    (0x40, "BAR.SYNC.DEFER_BLOCKING 0x0", 20),
+    (0x50, "LDS.128 R4, [R2]", 30),
+    (0x60, "FFMA R16, R4, R5, R16", 30),
+    (0x70, "SHFL.BFLY PT, R3, R2, 0x10, 0x1f", 40),
+    (0x80, "EXIT", 0),
+)
+
+
+def machine_code(version, code=CODE) -> inspect.Inspection:
+    """What inspect says of a version, which here is CODE."""
+    file = str(version.source)
+    sass = tuple(inspect.Instruction(offset, text, file if line else "", line) for offset, text, line in code)
+    kernels = tuple(
+        inspect.Kernel("_Z1f", name, 158, 0, 0, 0, 0, sass=sass)
+        for name in ("attention_kernel<32>", "attention_kernel<64>")
+    )
+    return inspect.Inspection(version.label, "sm_90", 64, "float32", kernels, ())
+
+
 class Ncu:
     """An `ncu` on the PATH that writes a report when it is told to watch a program, and prints tables for it."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.prints(RAW, INSTANCES)
+        self.prints(RAW, INSTANCES, SOURCE)
         self.says("==PROF== Disconnected from process 1")
         script = f"""#!{sys.executable}
 import json, pathlib, sys
@@ -65,7 +92,8 @@ here, arguments = pathlib.Path({str(folder)!r}), sys.argv[1:]
 with open(here / "calls", "a") as calls:
     calls.write(json.dumps(arguments) + "\\n")
 if "--import" in arguments:
-    print((here / ("instances" if "details" in arguments else "raw")).read_text())
+    page = arguments[arguments.index("--page") + 1]
+    print((here / ("instances" if "details" in arguments else page)).read_text())
     sys.exit(0)
 words, status, writes, error = json.loads((here / "words").read_text())
 print(words)
@@ -78,9 +106,10 @@ sys.exit(status)
         (folder / "ncu").write_text(script)
         (folder / "ncu").chmod(0o755)
 
-    def prints(self, raw: str, instances: str) -> None:
+    def prints(self, raw: str, instances: str, source: str = "") -> None:
         (self.folder / "raw").write_text(raw)
         (self.folder / "instances").write_text(instances)
+        (self.folder / "source").write_text(source)
 
     def says(self, words: str, status: int = 0, report: bool = True, error: str = "") -> None:
         (self.folder / "words").write_text(json.dumps([words, status, report, error]))
@@ -411,6 +440,7 @@ def test_what_the_figures_say(stored):
         "registers": "20,224 a block, of the 65,536 of an SM",
         "shared memory": "and 1 KiB a block for the driver",
         "busiest part": "at 81 % of its peak: what limits",
+        "slowest line": "83 % of the warps' time goes there, to work or to wait",
     }
 
 
@@ -501,9 +531,104 @@ def test_every_figure_may_be_missing(ncu, problem):
     launch = nsight.Launch("attention_kernel<64>", (8, 2, 1), (128, 1, 1), {})
     figures = profile.figures(launch, problem)
     assert {name for name, value in figures.items() if value} == {"blocks", "threads"}
-    found = profile.Profile("v04_vectorized", "Vectorized", problem, {}, figures)
+    found = profile.Profile("v04_vectorized", "Vectorized", problem, {}, figures=figures)
     assert found.rows == []
     assert "v04_vectorized" in profile.describe(found)
+
+
+# ---------------------------------------------------------------------------------------------- by line
+
+
+def test_instructions(ncu, problem):
+    (launch,) = nsight.measure("v04", problem, ["gpu__time_duration.sum"], by_instruction=True)
+    assert [each.offset for each in launch.code] == list(range(0, 160, 16))
+    opcodes = ["LDC", "LDS", "LDG", "STS", "BAR", "LDS", "FFMA", "SHFL", "EXIT", "NOP"]
+    assert [each.opcode for each in launch.code] == opcodes
+    load, lds = launch.code[2], launch.code[5]
+    assert (load.warps, load.sectors, load.samples) == (3_244_032, 51_904_512, 3188)
+    assert load.counters == emulator.Counters(global_load_requests=3_244_032, global_load_sectors=51_904_512)
+    assert lds.counters == emulator.Counters(
+        shared_load_requests=47_185_920, shared_load_wavefronts=113_246_208, shared_load_conflicts=56_623_104
+    )
+    assert launch.code[6].counters == emulator.Counters()
+    watch = ncu.calls[0]
+    assert watch[watch.index("--section") + 1] == "SourceCounters"
+    assert ncu.calls[-1][-4:] == ["--print-units", "base", "--print-source", "sass"]
+
+
+@pytest.mark.parametrize(
+    ("opcode", "counter"),
+    [
+        ("LDSM.16.M88.4 R8, [R4]", "ldmatrix"),
+        ("STSM.16.M88.4 [R4], R8", "stmatrix"),
+        ("@P1 LDGSTS.E.BYPASS.128 [R3], desc[UR4][R4.64]", "cp_async"),
+        ("HMMA.16816.F32.BF16 R4, R8, R12, R4", "mma"),
+        ("VOTE.ANY R2, PT, P0", "votes"),
+        ("REDUX.SUM UR4, R2", "votes"),
+        ("BAR.ARV 0x1, 0x80", "barriers"),
+        ("WARPSYNC 0xffffffff", "syncwarps"),
+        ("ATOMS.ADD R2, [R3], R4", "atomics"),
+        ("RED.E.ADD.STRONG.GPU desc[UR4][R2.64], R5;", "atomics"),
+    ],
+)
+def test_what_an_instruction_counts_as(opcode, counter):
+    assert getattr(nsight.Executed(0, opcode, 7, 0, 4, 2, 1).counters, counter) == 7
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("", "instructions for 0 of 1 launches"),
+        (
+            SOURCE.replace("L1 Wavefronts Shared Excessive", "Something"),
+            "has no L1 Wavefronts Shared Excessive; it has",
+        ),
+    ],
+)
+def test_a_table_of_instructions_that_cannot_be_read_is_no_loss_of_the_rest(ncu, problem, source, reason):
+    ncu.prints(RAW, INSTANCES, source)
+    with pytest.warns(UserWarning, match=reason):
+        found = profile.profile("v04", problem)
+    assert found.lines == [] and found.figures["registers"] == 158
+    assert "Figures by line of source are not known: ncu told of no instructions." in profile.describe(found)
+
+
+def test_figures_by_line(ncu, problem):
+    found = profile.profile("v04", problem)
+    source = registry.resolve("v04").source
+    assert [(Path(line.file), line.line) for line in found.lines] == [(source, line) for line in (1, 10, 20, 30, 40)]
+    assert found.lines[1].text == source.read_text().splitlines()[9].strip()
+    copy = found.lines[1].counters  # two instructions
+    assert (copy.global_load_requests, copy.shared_store_wavefronts) == (3_244_032, 13_074_432)
+    assert sum(found.warp_time.values()) == pytest.approx(1)
+    values = {name: value for name, value, _ in found.rows}
+    assert values["slowest line"] == "v04_vectorized.cu:30"
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("inspected", "reason"),
+    [
+        (
+            lambda version, *a, **k: machine_code(version, [*CODE[:4], (0x50, "FADD R1, R2, R3", 30)]),
+            "other machine code",
+        ),
+        (lambda version, *a, **k: machine_code(version, ()), "other machine code"),
+    ],
+)
+def test_other_machine_code_is_not_taken_for_what_ran(ncu, problem, monkeypatch, inspected, reason):
+    monkeypatch.setattr(inspect, "inspect", inspected)
+    found = profile.profile("v04", problem)
+    assert found.lines == [] and found.warp_time == {} and reason in found.notes[0]
+
+
+def test_a_machine_that_cannot_inspect_has_no_lines(ncu, problem, monkeypatch):
+    def refuse(*arguments, **options):
+        raise ValueError("there is no nvcc")
+
+    monkeypatch.setattr(inspect, "inspect", refuse)
+    found = profile.profile("v04", problem)
+    assert found.lines == [] and found.notes == ("Figures by line of source are not known: there is no nvcc",)
 
 
 # ---------------------------------------------------------------------------------------------- what is refused
@@ -540,7 +665,8 @@ def test_no_gpu(monkeypatch):
 
 def test_a_version_turns_out_to_launch_several_kernels(ncu, problem):
     header, units, row = RAW.splitlines()
-    ncu.prints("\n".join([header, units, row, row]), "\n".join([*INSTANCES.splitlines(), INSTANCES.splitlines()[-1]]))
+    instances = INSTANCES.splitlines()
+    ncu.prints("\n".join([header, units, row, row]), "\n".join([*instances, instances[-1]]), SOURCE * 2)
     assert "v04_vectorized launches 2 kernels (attention_kernel<64>, attention_kernel<64>)" in refused(
         "v04", "--device", "cuda"
     )
@@ -562,18 +688,25 @@ def test_the_table_of_a_gpu(gpu, ncu):
     result = call("v04", "--device", "cuda")
     assert result.exit_code == 0
     assert "B=4 Hq=12 Hkv=12 M=2048 N=2048 D=64 float32" in result.stdout
-    assert re.search(r"occupancy, theoretical +19 % +3 blocks of 128 threads fit an SM; registers allow", result.stdout)
+    assert re.search(
+        r"occupancy, theoretical +18.8 % +3 blocks of 128 threads fit an SM; registers allow", result.stdout
+    )
     assert re.search(r"shuffles +1,572,864", result.stdout)
+    assert re.search(r"^ +10 .* 16 +13.07M +9.741$", result.stdout, re.MULTILINE)  # a line with LDG and STS
     assert max(map(len, result.stdout.splitlines())) <= 100
 
 
 def test_markdown_and_json_of_a_gpu(gpu, ncu):
-    assert "| DRAM read " in call("v04", "--device", "cuda", "--format", "github").stdout
+    markdown = call("v04", "--device", "cuda", "--format", "github").stdout
+    assert "| DRAM read " in markdown and markdown.count("```") == 2
     (entry,) = json.loads(call("v04", "--device", "cuda", "--format", "json", "--queries", 512).stdout)
     assert entry["problem"]["queries"] == 512 and entry["problem"]["keys"] == 2048
     assert entry["figures"]["duration_us"] == 1382.9
     assert entry["counters"]["barriers"] == 208_896
-    assert entry["lines"] is None
+    assert [line["line"] for line in entry["lines"]] == [1, 10, 20, 30, 40]
+    assert entry["lines"][3]["counters"]["shared_load_wavefronts"] == 113_246_208
+    assert entry["lines"][3]["warp_time"] == pytest.approx((9001 + 30211) / 47140)
+    assert entry["notes"] == []
     assert entry["readings"]["busiest part"] == "at 81 % of its peak: what limits"
 
 
@@ -752,3 +885,4 @@ def test_a_profile_of_a_gpu(tmp_path):
     assert found.figures["duration_us"] > 0 and found.figures["registers"] > 0
     assert 0 < found.figures["occupancy_achieved"] <= 1
     assert found.figures["dram_read_bytes"] >= 0.5 * profile.compulsory_bytes(found.problem)[0]
+    assert found.notes == () and sum(line.counters.shuffles for line in found.lines) == found.counters["shuffles"]
