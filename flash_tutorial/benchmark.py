@@ -1,36 +1,41 @@
-"""Times of versions and PyTorch's own kernels, side by side on one GPU, kept in ``results/<gpu>.json``.
+"""Times of versions, PyTorch's own kernels and other packages', side by side on one GPU: `flash-tutorial bench`.
 
-    python -m flash_tutorial.benchmark                    # every version and SDPA, the pedagogical shapes
-    python -m flash_tutorial.benchmark v03 v04 sdpa --seq-lens 512,2048
+    plan = plan_of(["v03", "v04", "v04:pad=0"], suite="pedagogical")
+    run = measure(plan)                                # on a GPU
+    save(run)                                          # adds it to results/<gpu>.json
+    print(timetable.render(plan, run.shown()))         # or of stored rows, without a GPU: stored(plan)
 
-All contenders of one problem run in one process on the same tensors, in alternation, with the L2 cache flushed before
-every repetition (``triton.testing.do_bench``), each as a captured CUDA graph, so that what Python takes to launch a
-short kernel is no part of its time. A contender is first checked against float64; a wrong one gets no time.
+All contenders of one problem run in one process on the same random normal tensors, in turns: see clock.py. Each is
+first held against float64 on these tensors; one that is wrong gets no time. What the GPU reaches at most, with a matrix
+product and a copy, is measured in the same run.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+import dataclasses
+import difflib
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import click
+from flash_tutorial import results
+from flash_tutorial.versions import VERSIONS, Version
 
-RESULTS = Path(__file__).resolve().parent.parent / "results"
-FORMAT = 1
-ROUNDS = 3  # alternations of all contenders; their spread shows drift of the clock
+DTYPES = ("float32", "float16", "bfloat16")
+
+# ---------------------------------------------------------------------------------------------- problems
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One self-attention problem: ``q (batch, heads, seq, head_dim)``, ``k`` and ``v`` alike."""
+    """One self-attention problem: q (batch, heads, seq, head_dim), k and v (batch, kv_heads, seq, head_dim).
+
+    Raises ValueError naming the field, what came and what is accepted.
+    """
 
     batch: int
     heads: int
@@ -38,6 +43,24 @@ class Shape:
     head_dim: int
     dtype: str = "float32"
     causal: bool = False
+    kv_heads: int | None = None  # None: as many as heads
+
+    def __post_init__(self):
+        if self.kv_heads is None:
+            object.__setattr__(self, "kv_heads", self.heads)
+        for name in ("batch", "heads", "seq", "head_dim", "kv_heads"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}: it has to be a whole number, 1 or more")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads is {self.heads} and kv_heads {self.kv_heads}: heads has to be a multiple of it")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype is {self.dtype!r}: accepted are {', '.join(DTYPES)}")
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Shape:
+        """The problem that a stored row was measured on."""
+        return cls(**{each.name: row[each.name] for each in dataclasses.fields(cls) if each.name in row})
 
     @property
     def flops(self) -> int:
@@ -46,196 +69,432 @@ class Shape:
         return full // 2 if self.causal else full
 
 
-PEDAGOGICAL = tuple(Shape(4, 12, seq, 64) for seq in (512, 1024, 2048))
+TOKENS, WIDTH = 16384, 2048  # of a suite without batch sizes: B·N, and without heads: H·D
 
 
 @dataclass(frozen=True)
-class Timing:
-    """Microseconds of one call: the median of all repetitions and the percentiles around it."""
+class Suite:
+    """A grid of problems. What is None follows from the rest: the batch size from B·N = 16,384, the heads from
+    H·D = 2,048, and the dtype from the versions."""
 
-    median: float
-    p20: float
-    p80: float
+    seqs: tuple[int, ...]
+    head_dims: tuple[int, ...] = (64,)
+    causals: tuple[bool, ...] = (False,)
+    dtype: str | None = None
+    batch: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
 
+    def shapes(self, dtypes: Sequence[str] = DTYPES) -> tuple[Shape, ...]:
+        """The problems, those of equal length last to vary. `dtypes` are used where the suite has none of its own.
 
-def measure(functions: dict[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, Timing]:
-    """Microseconds on the current GPU of what each function launches, the functions taking turns ``rounds`` times.
-
-    Raises RuntimeError where Triton, whose ``do_bench`` does the timing, is not installed.
-    """
-    try:
-        from triton.testing import do_bench
-    except ImportError as error:
-        raise RuntimeError(
-            "timing needs Triton's do_bench; CUDA builds of torch for Linux bring it (pip install triton)"
-        ) from error
-    import numpy
-
-    milliseconds: dict[str, list[float]] = {name: [] for name in functions}
-    replays = {name: _captured(function) for name, function in functions.items()}
-    for _ in range(rounds):
-        for name, replay in replays.items():
-            milliseconds[name] += do_bench(replay, warmup=50, rep=150, return_mode="all")
-    return {
-        name: Timing(*(round(float(x) * 1e3, 3) for x in numpy.percentile(times, (50, 20, 80))))
-        for name, times in milliseconds.items()
-    }
-
-
-def _captured(function: Callable[[], object]) -> Callable[[], None]:
-    """A CUDA graph's replay of what `function` launches; it has been called before, so nothing is built or loaded."""
-    import torch
-
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph.replay
-
-
-def environment() -> dict[str, str]:
-    """What a figure depends on beside the kernel: GPU, clocks and power as found, driver, toolkit, libraries."""
-    import torch
-
-    fields = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "power.limit", "pstate")
-    query = subprocess.run(
-        ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "-i", "0"],
-        capture_output=True,
-        text=True,
-    )
-    values = [value.strip() for value in query.stdout.strip().split(",")] if query.returncode == 0 else []
-    return {
-        **dict(zip(fields, values, strict=False)),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda or "none",
-        "cudnn": str(torch.backends.cudnn.version()),
-    }
-
-
-def gpu_stem(name: str) -> str:
-    """The results file's stem for a GPU: ``NVIDIA H200`` gives ``h200``."""
-    return re.sub(r"[^a-z0-9]+", "_", name.lower().removeprefix("nvidia ").removeprefix("geforce ")).strip("_")
-
-
-def run(names: Iterable[str], shapes: Iterable[Shape], progress: Callable[[str], None] = print) -> list[dict[str, Any]]:
-    """One row a contender and shape: its error against float64 and, where that is within the limit, its time.
-
-    ``names`` are versions (by any name) or PyTorch references (see ``reference.REFERENCES``).
-    """
-    import torch
-
-    from flash_tutorial import build, ops, reference, versions
-
-    rows: list[dict[str, Any]] = []
-    for shape in shapes:
-        generator = torch.Generator("cuda").manual_seed(0)
-        size = (shape.batch, shape.heads, shape.seq, shape.head_dim)
-        q, k, v = (
-            torch.randn(size, generator=generator, device="cuda", dtype=getattr(torch, shape.dtype)) for _ in range(3)
+        Raises ValueError where B·N or H·D cannot be kept.
+        """
+        return tuple(
+            Shape(self._batch(seq), self._heads(head_dim), seq, head_dim, dtype, causal, self.kv_heads)
+            for dtype in ([self.dtype] if self.dtype else dtypes)
+            for head_dim in self.head_dims
+            for causal in self.causals
+            for seq in self.seqs
         )
-        expected, _ = reference.attention_float64(q, k, v, causal=shape.causal)
-        limit = reference.limit(q, k, v, causal=shape.causal, expected=expected)
-        functions: dict[str, Callable[[], object]] = {}
-        at = len(rows)
-        for name in names:
-            is_reference = name in reference.REFERENCES
-            if is_reference:
-                function = lambda name=name: reference.REFERENCES[name](q, k, v, causal=shape.causal)  # noqa: E731
-            else:
-                version = versions.find(name)
-                function = lambda version=version: ops.attention(q, k, v, version=version.name, causal=shape.causal)  # noqa: E731
-            error = (function().double() - expected).abs().max().item()
-            row: dict[str, Any] = {"version": name if is_reference else version.name, **asdict(shape), "error": error}
-            if not is_reference:
-                row["kernel_hash"] = build.source_hash(version)
-            rows.append(row)
-            if is_reference or error <= limit:
-                functions[row["version"]] = function
-            else:
-                row["wrong"] = f"error {error:.2e} exceeds {limit:.2e}"
-        del expected
-        for name, timing in measure(functions).items():
-            row = next(row for row in rows[at:] if row["version"] == name)
-            row["microseconds"] = asdict(timing)
-            row["tflops"] = round(shape.flops / timing.median / 1e6, 2)
-            progress(f"N={shape.seq:<6} {name:20} {timing.median:12.1f} µs {row['tflops']:8.2f} TFLOP/s")
-    return rows
+
+    def _batch(self, seq: int) -> int:
+        return _share(self.batch, TOKENS, "batch size times length", f"length {seq}", seq, "--batch-size")
+
+    def _heads(self, head_dim: int) -> int:
+        return _share(self.heads, WIDTH, "heads times head_dim", f"head_dim {head_dim}", head_dim, "--num-heads")
 
 
-def save(rows: list[dict[str, Any]], folder: Path = RESULTS) -> Path:
-    """Adds one dated run to this GPU's results file, atomically, and returns the file's path.
+def _share(given: int | None, total: int, product: str, factor: str, size: int, option: str) -> int:
+    if given is not None:
+        return given
+    if size < 1 or total % size:
+        raise ValueError(f"{factor} does not divide {total:,}, which {product} is in this suite: say {option} too")
+    return total // size
 
-    Raises ValueError, leaving the file as it was, if it is damaged or of another format version.
+
+_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+SUITES = {
+    "small": Suite((512, 1024), batch=1, heads=16),
+    "pedagogical": Suite((512, 1024, 2048), dtype="float32", batch=4, heads=12),
+    "article": Suite(_LENGTHS[:-1], (128,), (True,), dtype="float16", batch=1, heads=32),
+    "blog": Suite(_LENGTHS, (128,), dtype="bfloat16"),
+    "paper": Suite(_LENGTHS, (64, 128), (False, True), dtype="bfloat16"),
+}
+
+
+# ---------------------------------------------------------------------------------------------- who takes part
+
+
+NAMED, ALL, BESIDE = "named", "all", "beside"  # asked for by name, as one of all, or run beside as a yardstick
+YARDSTICKS = ("baseline", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Who takes part: a version, a variant, a reader's .cu, one of PyTorch's kernels or another package's.
+
+    run(q, k, v, causal) -> (out, lse), where all but versions give no lse (None).
     """
-    where = environment()
-    path = folder / f"{gpu_stem(where['name'])}.json"
-    document = _read(path) if path.exists() else {"format": FORMAT, "gpu": where["name"], "runs": []}
-    document["runs"].append(
-        {"date": datetime.now(UTC).isoformat(timespec="seconds"), "environment": where, "rows": rows}
-    )
-    folder.mkdir(exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
-        json.dump(document, file, indent=1)
-        file.write("\n")
-    os.replace(file.name, path)
-    return path
+
+    name: str
+    title: str
+    idea: str
+    run: Callable
+    origin: str = NAMED
+    version: Version | None = None
+
+    def takes(self, shape: Shape) -> bool:
+        version = self.version
+        return version is None or (shape.dtype in version.dtypes and shape.head_dim <= max(version.head_dims))
 
 
-def load_results(folder: Path = RESULTS) -> list[dict[str, Any]]:
-    """The newest row of every contender, shape and GPU, each with its ``gpu`` and ``date``; [] where there are none.
+@dataclass(frozen=True)
+class Plan:
+    """What is measured, or looked up: who, on what, and against whom. `left_out`: who is not, and why."""
 
-    A row whose kernel has changed since it was measured has ``stale`` true.
+    contenders: tuple[Contender, ...]
+    shapes: tuple[Shape, ...]
+    baseline: str
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def plan_of(
+    names: Iterable[str | Path] = (),
+    suite: str = "small",
+    *,
+    baseline: str | None = None,
+    only: bool = False,
+    like: str | None = None,
+    peers: Iterable[str] | None = None,
+    **chosen: Any,
+) -> Plan:
+    """Who is measured on what.
+
+    names     versions, variants, paths of .cu files, PyTorch's kernels and other packages' (`reference.REFERENCES` and
+              PEERS), "all" for every version that takes the problems; none: all
+    suite     a grid of problems, one of SUITES
+    baseline  what the others are compared with; None: "baseline", explicit PyTorch, or without it the first
+    only      without the yardsticks that otherwise run beside
+    like      the version whose dtypes and head sizes a .cu has whose file name does not say
+    peers     the packages among the yardsticks; None: those installed here
+    chosen    fields of Suite that are to be otherwise, such as seqs=(512,)
+
+    Raises ValueError for what is unknown, comes twice, or is not taken by a contender that is asked for by name.
     """
-    from flash_tutorial import build, versions
+    if suite not in SUITES:
+        near = difflib.get_close_matches(suite, SUITES)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ValueError(f"unknown suite {suite!r}: {hint}There are {', '.join(SUITES)}")
+    from flash_tutorial.compare import check_takes
 
-    newest: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for path in sorted(folder.glob("*.json")):
-        document = _read(path)
-        for measured in document["runs"]:
-            for row in measured["rows"]:
-                key = (document["gpu"], row["version"], *(row[field] for field in Shape.__dataclass_fields__))
-                newest[key] = {**row, "gpu": document["gpu"], "date": measured["date"]}
-    current = {version.name: build.source_hash(version) for version in versions.VERSIONS}
-    for row in newest.values():
-        row["stale"] = "kernel_hash" in row and row["kernel_hash"] != current.get(row["version"])
-    return list(newest.values())
+    problems = dataclasses.replace(SUITES[suite], **chosen)
+    found = _contenders(names, baseline, only, like, peers)
+    dtypes = dict.fromkeys(each.version.dtypes[0] for each in found if each.version) or DTYPES[:1]
+    shapes = problems.shapes(tuple(dtypes))
+
+    left_out = {}
+    for each in found:
+        if not any(map(each.takes, shapes)):
+            if each.origin == NAMED:
+                check_takes(each.version, shapes[0])
+            left_out[each.name] = f"takes {', '.join(each.version.dtypes)}, head_dim 1 to {max(each.version.head_dims)}"
+    taking = tuple(each for each in found if each.name not in left_out)
+    if any(each.version for each in found) and not any(each.version for each in taking):
+        raise ValueError(f"no version takes {shapes[0].dtype} with head_dim {shapes[0].head_dim}")
+    chosen_baseline = next((each.name for each in taking if each.name == "baseline"), taking[0].name)
+    return Plan(taking, shapes, _label(baseline, like) if baseline else chosen_baseline, left_out)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _contenders(names, baseline, only, like, peers) -> list[Contender]:
+    from flash_tutorial.reference import PEERS
+
+    found: dict[str, Contender] = {}
+
+    def add(contender: Contender) -> None:
+        if contender.name in found:
+            raise ValueError(f"{contender.name} comes twice: every contender makes one row, under a name of its own")
+        found[contender.name] = contender
+
+    for name in map(str, list(names) or ["all"]):
+        if name == "all":
+            for version in VERSIONS:
+                add(_contender(version.name, ALL))
+        else:
+            add(_contender(name, NAMED, like))
+    if baseline and (label := _label(baseline, like)) not in found:
+        found[label] = _contender(baseline, NAMED, like)
+    if not only:
+        installed = [name for name, peer in PEERS.items() if peer.installed] if peers is None else peers
+        for name in (*YARDSTICKS, *installed):
+            found.setdefault(name, _contender(name, BESIDE))
+    return list(found.values())
+
+
+def _contender(name: str, origin: str, like: str | None = None) -> Contender:
+    from flash_tutorial.compare import find_version
+    from flash_tutorial.reference import PEERS, REFERENCES
+
+    others = {**REFERENCES, **PEERS}
+    if name in others:
+        other = others[name]
+        return Contender(name, other.title, "", lambda q, k, v, causal: (other(q, k, v, causal), None), origin)
     try:
-        document = json.loads(path.read_text())
+        version = find_version(name, like)
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); mend or remove it") from error
-    found = document.get("format") if isinstance(document, dict) else None
-    if found != FORMAT:
-        raise ValueError(f"{path} has results format {found!r}; this version reads format {FORMAT}")
-    return document
+        if near := difflib.get_close_matches(name, others, cutoff=0.75):
+            raise ValueError(f"unknown name {name!r}: did you mean {' or '.join(near)}?") from error
+        raise ValueError(f"{error}; other packages' are {', '.join(PEERS)}") from error
+    run = functools.partial(_run_version, version)
+    return Contender(version.label, version.title, version.idea, run, origin, version)
 
 
-@click.command(help=__doc__)
-@click.argument("names", nargs=-1)
-@click.option("--seq-lens", default="512,1024,2048", show_default=True, help="Comma-separated lengths N = M.")
-@click.option("--batch-size", default=4, show_default=True)
-@click.option("--num-heads", default=12, show_default=True)
-@click.option("--head-dim", default=64, show_default=True)
-@click.option("--causal", is_flag=True)
-@click.option("--save/--no-save", "keep", default=True, help="Add the figures to results/<gpu>.json.")
-def main(
-    names: tuple[str, ...], seq_lens: str, batch_size: int, num_heads: int, head_dim: int, causal: bool, keep: bool
-) -> None:
+def _run_version(version: Version, q, k, v, causal: bool):
+    from flash_tutorial import ops
+
+    return ops.attention(q, k, v, version=version, causal=causal, return_lse=True)
+
+
+def _label(name: str, like: str | None) -> str:
+    return _contender(name, NAMED, like).name
+
+
+# ---------------------------------------------------------------------------------------------- measuring
+
+PATIENCE = 10.0  # seconds that the repetitions of a slow contender may take, unless their number is asked for
+LEAST = 3  # repetitions
+TOO_SLOW = 3.0  # seconds of a call that is timed only if the number of repetitions is asked for
+
+
+@dataclass
+class Run:
+    """What was measured: rows as they are stored, those that failed beside them, and what the GPU reaches at most.
+
+    A row has a "version", the fields of its Shape, "error" (the largest distance from float64), and for a version
+    "kernel_hash"; if it is right "microseconds" {median, p20, p80}, "tflops", "warmup" and "repetitions" (counts) and
+    "gpu_state"; "wrong" if it is not, "failed" if there is no result, each saying why.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    ceilings: dict[str, Any] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The rows with what `results.newest` adds to stored ones."""
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        facts = {"gpu": self.environment["name"], "date": date}
+        run = {**facts, "environment": self.environment, "ceilings": self.ceilings}
+        return [{**row, **facts, "run": run, "stale": False} for row in self.rows]
+
+
+def check_gpu() -> None:
+    """Raises ValueError where nothing can be timed, saying what can be done instead."""
     import torch
 
-    from flash_tutorial import versions
+    from flash_tutorial import clock
 
     if not torch.cuda.is_available():
-        raise click.UsageError(
-            "a benchmark needs a GPU; on a CPU `flash-tutorial compare` shows the emulator's counters"
+        raise ValueError(
+            f"a benchmark needs a CUDA GPU, and torch {torch.__version__} sees none: `flash-tutorial bench --stored` "
+            "shows the times in results/, `flash-tutorial compare` the emulator's counters"
         )
-    shapes = [Shape(batch_size, num_heads, int(seq), head_dim, causal=causal) for seq in seq_lens.split(",")]
-    every = (*(version.name for version in versions.VERSIONS), "baseline", "sdpa_efficient", "sdpa_math")
-    rows = run(names or every, shapes, progress=click.echo)
-    if keep:
-        click.echo(f"saved in {save(rows)}")
+    try:
+        clock.do_bench()
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
 
 
-if __name__ == "__main__":
-    main()
+def measure(
+    plan: Plan, *, warmup: int | None = None, repetitions: int | None = None, progress: bool | None = None
+) -> Run:
+    """Checks and times every contender of a plan on every problem that it takes.
+
+    warmup, repetitions  counts, kept to exactly; None: 5 and 30, and fewer where a call takes seconds
+    progress             a bar on stderr; None: where stderr is a terminal
+
+    KeyboardInterrupt ends it early, with what was measured. Raises ValueError where there is no GPU or no Triton.
+    """
+    check_gpu()
+    from tqdm import tqdm
+
+    from flash_tutorial import clock
+
+    run = Run(environment=results.environment(), left_out=dict(plan.left_out))
+    work = {shape: [each for each in plan.contenders if each.takes(shape)] for shape in plan.shapes}
+    steps = 1 + sum(len(contenders) * (1 + clock.ROUNDS) for contenders in work.values())
+    with tqdm(total=steps, leave=False, disable=None if progress is None else not progress) as bar:
+        try:
+            bar.set_description("ceilings")
+            run.ceilings = clock.ceilings(shape.dtype for shape in plan.shapes)
+            bar.update()
+            for shape, contenders in work.items():
+                _measure_one(run, shape, contenders, warmup, repetitions, bar)
+        except KeyboardInterrupt:
+            run.interrupted = True
+    return run
+
+
+def _measure_one(run: Run, shape: Shape, contenders: list[Contender], warmup, repetitions, bar) -> None:
+    """Adds the rows of one problem, however it ends."""
+    import torch
+
+    from flash_tutorial import clock
+
+    rows = {each.name: _row(each, shape) for each in contenders}
+    watches: dict[str, clock.Stopwatch] = {}
+    state = ""
+
+    def step(name: str) -> None:
+        bar.set_description(f"N={shape.seq} {name}")
+        bar.update()
+
+    try:
+        try:
+            q, k, v, judge = _problem(shape)
+        except Exception as error:
+            for row in rows.values():
+                row["failed"] = f"its result cannot be checked: {_reason(error)}"
+            return
+        pool = torch.cuda.graph_pool_handle()
+        for each in contenders:
+            step(each.name)
+            row = rows[each.name]
+            try:
+                torch.cuda.empty_cache()  # what the one before had may be needed
+                watch = _checked(each, row, (q, k, v, shape.causal), judge, pool)
+                if watch is not None:
+                    watch.warm(clock.WARMUP if warmup is None else warmup, clock.SLOW if warmup is None else math.inf)
+                    watches[each.name] = watch
+            except NotImplementedError as error:
+                if each.origin == NAMED:
+                    row["failed"] = str(error)
+                else:
+                    run.left_out[each.name] = str(error)
+                    del rows[each.name]
+            except Exception as error:  # whatever one contender does, the others go on
+                row["failed"] = _reason(error)
+        turns = {name: _turns(watch, repetitions) for name, watch in watches.items()}
+        for name in [name for name, counts in turns.items() if not any(counts)]:
+            rows[name]["failed"] = (
+                f"a call takes about {watches.pop(name).seconds:.0f} s: --repetitions times it anyway"
+            )
+        for turn in range(clock.ROUNDS):
+            for name, watch in list(watches.items()):
+                step(name)
+                try:
+                    watch.take(turns[name][turn])
+                except Exception as error:
+                    rows[name]["failed"] = _reason(error)
+                    del watches[name]
+        state = results.gpu_state()
+    finally:
+        for name, watch in watches.items():
+            if (timing := watch.timing) is not None:
+                rows[name] |= {
+                    "microseconds": {at: getattr(timing, at) for at in ("median", "p20", "p80")},
+                    "tflops": round(shape.flops / timing.median / 1e6, 2),
+                    "warmup": watch.warmed,
+                    "repetitions": len(watch.milliseconds),
+                    "gpu_state": state,
+                }
+        run.rows += [row for row in rows.values() if {"microseconds", "wrong", "failed"} & set(row)]
+
+
+def _row(contender: Contender, shape: Shape) -> dict[str, Any]:
+    from flash_tutorial import build
+
+    row = {"version": contender.name, **dataclasses.asdict(shape)}
+    return row if contender.version is None else {**row, "kernel_hash": build.source_hash(contender.version)}
+
+
+def _problem(shape: Shape):
+    """q, k, v and the judge of what is made of them."""
+    import torch
+
+    from flash_tutorial.reference import Judge
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    sizes = ((shape.batch, heads, shape.seq, shape.head_dim) for heads in (shape.heads, shape.kv_heads, shape.kv_heads))
+    dtype = getattr(torch, shape.dtype)
+    q, k, v = (torch.randn(size, generator=generator, device="cuda", dtype=dtype) for size in sizes)
+    return q, k, v, Judge(q, k, v, shape.causal)
+
+
+def _checked(contender: Contender, row: dict[str, Any], inputs: tuple, judge, pool):
+    """A contender's stopwatch if its result is right; else None, and the row says what is wrong."""
+    from flash_tutorial import clock
+
+    check = judge(*contender.run(*inputs))
+    row["error"] = check.error if math.isfinite(check.error) else None
+    if not check.ok:
+        row["wrong"] = check.detail
+        return None
+    return clock.Stopwatch(functools.partial(contender.run, *inputs), pool)
+
+
+def _turns(watch, repetitions: int | None) -> list[int]:
+    """How many repetitions a contender has in each round: of a slow one, all in the first."""
+    from flash_tutorial import clock
+
+    if repetitions is None:
+        affordable = int(PATIENCE / watch.seconds)
+        repetitions = 0 if watch.seconds > TOO_SLOW else max(LEAST, min(clock.REPETITIONS, affordable))
+    slow = watch.seconds > clock.SLOW
+    return [repetitions, *[0] * (clock.ROUNDS - 1)] if slow else clock.turns(repetitions)
+
+
+def _reason(error: Exception) -> str:
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"out of memory: {torch.cuda.get_device_name()} has {torch.cuda.mem_get_info()[1] / 2**30:.0f} GiB"
+    return f"{type(error).__name__}: {error}"
+
+
+def right(plan: Plan, run: Run) -> bool:
+    """Whether every version, and whatever else was asked for by name, is right and has its times."""
+    asked = {each.name for each in plan.contenders if each.origin != BESIDE}
+    return not any(row["version"] in asked and ("wrong" in row or "failed" in row) for row in run.rows)
+
+
+# ---------------------------------------------------------------------------------------------- keeping
+
+
+def save(run: Run, folder: Path | None = None) -> Path:
+    """Adds a run to this GPU's results file and returns the file's path. Not kept are rows that failed, which have no
+    figure, and those of a reader's own file, whose name means nothing later.
+
+    Raises ValueError if nothing is left to keep, and what `results.append` raises.
+    """
+    rows = [row for row in run.rows if "failed" not in row and _lasts(row)]
+    if not rows:
+        raise ValueError("there is no result of a version, a variant or a reference")
+    more = {"ceilings": run.ceilings} | ({"interrupted": True} if run.interrupted else {})
+    return results.append("times", rows, where=run.environment, folder=folder, **more)
+
+
+def _lasts(row: dict[str, Any]) -> bool:
+    """Whether the name in a row leads back to the kernel that was measured."""
+    if "kernel_hash" not in row:
+        return True
+    return not row["version"].endswith(".cu") and results.kernel_hash(row["version"]) == row["kernel_hash"]
+
+
+def stored(plan: Plan | None = None, gpu: str | None = None, folder: Path | None = None) -> list[dict[str, Any]]:
+    """The newest stored row of every contender, problem and GPU, of only a plan's or one GPU's ("h200") where these are
+    given: see `results.newest` for what is in them beside the row.
+
+    Raises ValueError for a GPU without any, naming those that have some, and for damaged results.
+    """
+    rows = results.newest("times", Shape.of, folder)
+    if gpu is not None:
+        stems = sorted({results.gpu_stem(row["gpu"]) for row in rows})
+        if results.gpu_stem(gpu) not in stems:
+            raise ValueError(f"no times of a GPU {gpu!r} are stored: those with times are {', '.join(stems) or 'none'}")
+        rows = [row for row in rows if results.gpu_stem(row["gpu"]) == results.gpu_stem(gpu)]
+    if plan is not None:
+        names, shapes = {each.name for each in plan.contenders}, set(plan.shapes)
+        rows = [row for row in rows if row["version"] in names and Shape.of(row) in shapes]
+    return rows

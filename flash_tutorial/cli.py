@@ -11,7 +11,7 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import click
@@ -47,10 +47,12 @@ def _teach(text: str, right: str, wrong: str) -> str:
       flash-tutorial list                    the versions and their ideas
       flash-tutorial run v03 --causal        one version on random tensors: right? what does it cost?
       flash-tutorial compare all sdpa        all of them and PyTorch, side by side
+      flash-tutorial bench --stored          their times on a GPU, as measured; without --stored: on yours
       flash-tutorial diff v03                what v03 changed from v02
       flash-tutorial profile v03             what it does to the machine, by source line; on a GPU by ncu
       flash-tutorial inspect v03 v04         registers, occupancy and instructions, as nvcc makes them
       flash-tutorial hardware --stored       the emulator's counters beside a GPU's: are they right?
+      flash-tutorial roofline                a picture of all versions under a GPU's ceilings
       flash-tutorial doctor                  what this machine can do, and what it lacks
 
     A version goes by its number (v03, v3, 3), its full name (v03_warp_local) or its word (warp_local). The path of a
@@ -309,18 +311,23 @@ def _output_format(fmt: str | None, out: Path | None) -> str:
     """The format to write, once it is clear that `out` can be written; else ValueError, before anything has run."""
     if out is None:
         return fmt or "simple"
-    suffixes = ", ".join(f"{suffix} ({name})" for suffix, name in SUFFIXES.items())
-    if out.is_dir():
-        raise ValueError(f"--out {out} is a directory: a file name is needed, ending in {suffixes}")
-    if out.suffix not in SUFFIXES:
-        raise ValueError(f"--out {out} ends in {out.suffix or 'no suffix'!r}: accepted are {suffixes}")
+    _check_out(out, {suffix: f"{suffix} ({name})" for suffix, name in SUFFIXES.items()})
     if fmt not in (None, SUFFIXES[out.suffix]):
         raise ValueError(f"--out {out} is for {SUFFIXES[out.suffix]}, but --format is {fmt}: leave one of them out")
+    return SUFFIXES[out.suffix]
+
+
+def _check_out(out: Path, suffixes: Mapping[str, str]) -> None:
+    """ValueError if `out` cannot be written, or ends in none of the suffixes, which are given with their meanings."""
+    accepted = ", ".join(suffixes.values())
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a directory: a file name is needed, ending in {accepted}")
+    if out.suffix not in suffixes:
+        raise ValueError(f"--out {out} ends in {out.suffix or 'no suffix'!r}: accepted are {accepted}")
     if not out.absolute().parent.is_dir():
         raise ValueError(f"--out {out}: there is no directory {out.parent}")
     if not os.access(out.absolute().parent, os.W_OK):
         raise ValueError(f"--out {out}: the directory {out.parent} cannot be written to")
-    return SUFFIXES[out.suffix]
 
 
 def _write(path: Path, text: str) -> None:
@@ -331,6 +338,155 @@ def _write(path: Path, text: str) -> None:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------------------------------------------------- bench
+
+INTERRUPTED = 130  # as a shell has it for Ctrl-C
+
+
+def _lengths(ctx: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    words = text.split(",")
+    if not all(word.strip().isascii() and word.strip().isdigit() for word in words):
+        raise click.BadParameter(f"{text!r} is no list of lengths: whole numbers with commas between them are accepted")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+@main.command(
+    short_help="Times on a GPU, side by side with PyTorch and others.",
+    help=_teach(
+        """Times versions on a GPU, beside explicit PyTorch (baseline), its fused kernels (sdpa_flash, sdpa_cudnn,
+    sdpa_efficient, sdpa_math) and whichever of flash-attn and xFormers is installed: in one process, on the same random
+    tensors, in turns, with the L2 cache flushed. A contender is first held against float64; a wrong one gets no time.
+    Times are added to results/<gpu>.json, with the environment and a hash of the kernel; those of your own .cu are not.
+
+    NAMES are versions, variants (v04:pad=0), paths of .cu files, `all` (each version that takes the dtype; the
+    default), PyTorch's as in `compare` (baseline, sdpa_flash, ...) and flash_attn, flash_attn_3, flash_attn_4, xformers.
+
+    \b
+    Suites:
+      small         B=1 H=16 D=64, N=512 and 1,024, in each version's first dtype: under 30 seconds
+      pedagogical   fp32, B=4 H=12 D=64, N=512 to 2,048
+      article       fp16, B=1 H=32 D=128, causal, N=512 to 8,192
+      blog          bf16, B*N=16,384 H=16 D=128, N=512 to 16,384
+      paper         bf16, B*N=16,384 H*D=2,048, D=64 and 128, full and causal, N=512 to 16,384
+    The options that describe problems change a suite's.
+
+    \b
+    Examples:
+      flash-tutorial bench all --suite pedagogical
+      flash-tutorial bench v04 v04:pad=0 v04:copies=scalar --only --suite pedagogical --baseline v04
+      flash-tutorial bench --suite blog --baseline sdpa_flash --out blog.md
+      flash-tutorial bench --stored --suite pedagogical
+
+    \b
+    Columns:
+      Δ %            time more than the baseline's (-: less); `noise` where that is within the spread
+      % of ceiling   of the TFLOP/s that a matrix product of the dtype reaches in the same run
+      ratio          times as fast as the baseline
+      ± %            half of what lies between the 20th and 80th percentile of the times
+    Over several lengths also the speed in percent of the baseline at each, and the harmonic mean.
+
+    Without --warmup and --repetitions, of which both are kept to exactly, a kernel that takes seconds has fewer.
+    Ctrl-C shows and keeps what was measured until then (exit status 130).
+    """,
+        "every version, and whatever was asked for by name, is right and has a time",
+        "one is wrong or failed, or nothing is stored",
+    ),
+)
+@click.argument("names", nargs=-1, metavar="[NAMES|all]...")
+@click.option("--suite", metavar="SUITE", default="small", show_default=True, help="The grid of problems, see above.")
+@click.option("--batch-size", "batch", type=click.IntRange(1), help="Sequences in the batch.")
+@click.option("--num-heads", "heads", type=click.IntRange(1), help="Query heads, a multiple of --kv-heads.")
+@click.option("--kv-heads", type=click.IntRange(1), help="Key/value heads.  [default: as many as --num-heads]")
+@click.option("--head-dim", type=click.IntRange(1), help="Size D of a head.")
+@click.option("--seq-lens", "seqs", metavar="N,N,...", callback=_lengths, help="Lengths, of queries and keys alike.")
+@click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="Of the tensors.")
+@click.option("--causal/--full", "causal", default=None, help="Query i sees keys j <= i only, or all.")
+@click.option(
+    "--warmup", metavar="N", type=click.IntRange(0), help="Calls before the first that is timed.  [default: 5]"
+)
+@click.option("--repetitions", metavar="N", type=click.IntRange(1), help="Timed calls of each.  [default: 30]")
+@click.option("--baseline", metavar="NAME", help="Whom the others are compared with.  [default: baseline]")
+@click.option("--only", is_flag=True, help="Nobody beside those named.")
+@click.option("--like", metavar="VERSION", help="The version whose dtypes and head sizes your .cu has.")
+@click.option("--save/--no-save", "keep", default=True, help="Add the times to results/<gpu>.json.  [default: save]")
+@click.option("--stored", is_flag=True, help="Show what is stored and measure nothing: needs no GPU.")
+@click.option("--gpu", metavar="NAME", help="With --stored: whose times, h200 for example.  [default: every GPU's]")
+@click.option(
+    "--format", "fmt", type=click.Choice(list(SUFFIXES.values())), help="[default: by --out's suffix, or simple]"
+)
+@click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help=f"Write there: {', '.join(SUFFIXES)}.")
+@click.pass_context
+def bench(
+    ctx: click.Context,
+    names: tuple[str, ...],
+    suite: str,
+    head_dim: int | None,
+    causal: bool | None,
+    warmup: int | None,
+    repetitions: int | None,
+    baseline: str | None,
+    only: bool,
+    like: str | None,
+    keep: bool,
+    stored: bool,
+    gpu: str | None,
+    fmt: str | None,
+    out: Path | None,
+    **chosen: object,
+) -> None:
+    chosen |= {"head_dims": head_dim and (head_dim,), "causals": None if causal is None else (causal,)}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    with _asked_wrongly():
+        fmt = _output_format(fmt, out)
+        if gpu is not None and not stored:
+            raise ValueError("--gpu chooses among stored times: it needs --stored")
+        if stored and (warmup is not None or repetitions is not None):
+            raise ValueError("--stored measures nothing: --warmup and --repetitions have no place beside it")
+
+        from flash_tutorial import benchmark, results, timetable
+        from flash_tutorial.reference import PEERS
+
+        peers = tuple(PEERS) if stored else None
+        plan = benchmark.plan_of(names, suite, baseline=baseline, only=only, like=like, peers=peers, **chosen)
+        if stored:
+            rows = benchmark.stored(plan, gpu)
+        else:
+            benchmark.check_gpu()
+            if keep:
+                results.check("times", results.environment()["name"])
+    if stored:
+        status, left_out, said = RIGHT, plan.left_out, []
+    else:
+        run = benchmark.measure(plan, warmup=warmup, repetitions=repetitions)
+        rows, left_out = run.shown(), run.left_out
+        status = INTERRUPTED if run.interrupted else RIGHT if benchmark.right(plan, run) else WRONG
+        said = ["interrupted: this is what was measured until then"] * run.interrupted
+        if keep:
+            try:
+                said.append(f"kept in {benchmark.save(run)}")
+            except (ValueError, OSError) as error:  # the table is shown all the same
+                said.append(f"not kept: {error}")
+                status = status or WRONG
+    for line in said:
+        click.echo(line, err=True)
+    if not rows:
+        what = (
+            "nothing of this is stored: `flash-tutorial bench` measures it on a GPU" if stored else "nothing measured"
+        )
+        click.echo(what, err=True)
+        ctx.exit(status or WRONG)
+    text = timetable.render(timetable.tables_of(rows, plan.contenders, plan.baseline), fmt, left_out)
+    if out is None:
+        click.echo(text)
+    else:
+        with _asked_wrongly():
+            _write(out, text + "\n")
+        click.echo(f"{out}: {len(rows)} rows", err=True)
+    ctx.exit(status)
 
 
 # ---------------------------------------------------------------------------------------------------------- diff
@@ -387,11 +543,12 @@ _ON_A_GPU = {"batch": 4, "heads": 12, "queries": 2048, "keys": 2048}
 
 @main.command(
     "profile",
-    short_help="What a version does to the machine: Nsight Compute's figures, or the emulator's.",
+    short_help="What a version does to the machine, by source line.",
     help=_teach(
         """Looks at one call of each version. On a CPU the emulator counts, by source line and in total. On a GPU
     Nsight Compute (ncu) counts the same quantities, and tells what depends on the chip: duration, TFLOP/s, bytes from
-    DRAM, occupancy and what limits it, registers, shared memory. Beside each figure stands what it says.
+    DRAM, occupancy and what limits it, registers, shared memory, and the share of the warps' time that each line takes.
+    Beside each figure stands what it says.
 
     NAMES are versions, their variants, paths of .cu files, or `all`: every version that is one kernel launch (and takes
     --dtype, if that is given). v00 and PyTorch's attention launch several, and are refused.
@@ -407,7 +564,7 @@ _ON_A_GPU = {"batch": 4, "heads": 12, "queries": 2048, "keys": 2048}
     is kept in results/profiles/<gpu>.json.
     """,
         "every version was profiled",
-        "a kernel does not compile or fails, or the emulator has a finding; the other versions are shown",
+        "a kernel does not compile or fails, or the emulator has a finding; the others are shown",
     ),
 )
 @click.argument("names", nargs=-1, required=True)
@@ -559,6 +716,86 @@ def hardware(ctx: click.Context, names: tuple[str, ...], stored: bool, keep: boo
     click.echo(comparing.describe(rows, fmt))
     explained = not comparing.unexplained(rows)
     ctx.exit(RIGHT if explained and (stored or len(rows) == len(calls)) else WRONG)
+
+
+# ---------------------------------------------------------------------------------------------------------- pictures
+
+
+_gpu_option = click.option(
+    "--gpu",
+    metavar="NAME",
+    help="Whose figures, by the name of its file in results/.  [default: the GPU measured last]",
+)
+
+
+@main.command(
+    short_help="A picture: versions under a GPU's ceilings.",
+    help=_teach(
+        """Draws where versions lie under the ceilings of a GPU: TFLOP/s against FLOP per byte of its DRAM, both
+    logarithmic. A point close to the sloping ceiling waits for memory, one close to a flat ceiling computes as fast as
+    the GPU can, and one far below both wastes its time on something else. Drawn from stored figures: needs no GPU.
+
+    \b
+    Examples:
+      flash-tutorial roofline
+      flash-tutorial roofline v03 v04 v04:pad=0 --gpu h200 --out roofline.png
+
+    Times are those of `flash-tutorial bench`, bytes those of `flash-tutorial profile` or, where it has not been run,
+    counted: inputs and outputs once, and twice what else a kernel writes to global memory. The picture says which.
+    """,
+        "the picture was drawn",
+        "the emulator, which counts bytes, cannot be built",
+    ),
+)
+@click.argument("names", nargs=-1, metavar="[VERSIONS|all]...")
+@_gpu_option
+@click.option("--out", type=click.Path(path_type=Path), default="roofline.svg", show_default=True, help=".svg or .png.")
+def roofline(names: tuple[str, ...], gpu: str | None, out: Path) -> None:
+    _draw(out, lambda charts: charts.roofline(names, gpu))
+
+
+@main.command(
+    short_help="A picture: TFLOP/s over the sequence length.",
+    help=_teach(
+        """Draws how fast versions and references are over the sequence length, in TFLOP/s, with the spread of their
+    times: one panel for each family of problems of a suite. Drawn from stored figures: needs no GPU.
+
+    \b
+    Examples:
+      flash-tutorial plot
+      flash-tutorial plot v04 sdpa_efficient --suite pedagogical --out speed.png
+
+    Suites and times are those of `flash-tutorial bench`. Hollow points were measured before the kernel's last change.
+    """,
+        "the picture was drawn",
+        "does not occur",
+    ),
+)
+@click.argument("names", nargs=-1, metavar="[NAMES|all]...")
+@click.option("--suite", metavar="SUITE", default="pedagogical", show_default=True, help="Whose problems.")
+@_gpu_option
+@click.option("--out", type=click.Path(path_type=Path), default="speed.svg", show_default=True, help=".svg or .png.")
+def plot(names: tuple[str, ...], suite: str, gpu: str | None, out: Path) -> None:
+    _draw(out, lambda charts: charts.speeds(names, suite, gpu))
+
+
+def _draw(out: Path, make: Callable) -> None:
+    """Writes the picture that `make` makes of the stored figures, and says what it shows and what it leaves out."""
+    from flash_tutorial import charts
+
+    with _asked_wrongly():
+        _check_out(out, {suffix: suffix for suffix in charts.SUFFIXES})
+        try:
+            picture = make(charts)
+            picture.write(out)
+        except ModuleNotFoundError as error:
+            raise ValueError(f"{error}: pictures are drawn with matplotlib (pip install matplotlib)") from error
+        except build.BuildError as error:
+            click.echo(error, err=True)
+            click.get_current_context().exit(WRONG)
+    if picture.missing:
+        click.echo(f"left out, as nothing is stored of them: {', '.join(picture.missing)}", err=True)
+    click.echo(f"{out}: {picture.alt}")
 
 
 # ---------------------------------------------------------------------------------------------------------- doctor

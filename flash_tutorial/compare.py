@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 import flash_tutorial
 from flash_tutorial import emulator, reference, registry
-from flash_tutorial.benchmark import Timing, measure
+from flash_tutorial.clock import Timing, measure
 from flash_tutorial.problem import Problem
 from flash_tutorial.reference import REFERENCES
 from flash_tutorial.versions import Version, accepting, find

@@ -12,7 +12,7 @@ import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from tabulate import tabulate
 
 import flash_tutorial as ft
+from flash_tutorial import ablation as ablation_module
 from flash_tutorial import benchmark, emulator, model, plots, reference, registry
 from flash_tutorial import diff as diff_module
 from flash_tutorial import hardware as hardware_module
@@ -302,10 +303,8 @@ def stored(
     """
     name = version if version in reference.REFERENCES else registry.resolve(version).name
     problem = benchmark.Shape(4, 12, seq, head_dim, dtype or precision(version), causal)
-    for row in benchmark.load_results():
-        if row["version"] == name and "microseconds" in row and all(row[f] == x for f, x in asdict(problem).items()):
-            return row
-    return None
+    rows = (row for row in benchmark.stored() if row["version"] == name and "microseconds" in row)
+    return next((row for row in rows if benchmark.Shape.of(row) == problem), None)
 
 
 def times(*versions: str, lengths: Sequence[int] = (512, 1024, 2048)) -> None:
@@ -327,17 +326,17 @@ def times(*versions: str, lengths: Sequence[int] = (512, 1024, 2048)) -> None:
     if torch.cuda.is_available():
         for dtype in dict.fromkeys(contenders.values()):
             names = [name for name in contenders if contenders[name] == dtype]
-            shapes = [benchmark.Shape(4, 12, n, 64, dtype) for n in lengths]
-            here = benchmark.run(names, shapes, progress=lambda line: None)
+            plan = benchmark.plan_of(names, "pedagogical", only=True, dtype=dtype, seqs=tuple(lengths))
+            here = benchmark.measure(plan, progress=False).rows
             medians = {(row["version"], row["seq"]): row.get("microseconds", {}).get("median") for row in here}
             where = f"{torch.cuda.get_device_name()}, now"
-            rows += [[name, dtype, where, *(medians[name, n] for n in lengths)] for name in names]
+            rows += [[name, dtype, where, *(medians.get((name, n)) for n in lengths)] for name in names]
     if rows:
         say("Microseconds at B=4, H=12, D=64, without mask (median):")
         headers = ["version", "dtype", "measured on", *(f"N={n}" for n in lengths)]
         table(rows, headers, ["left", "left", "left", *["right"] * len(lengths)])
     else:
-        say("`results/` holds no times, and there is no GPU here: `python -m flash_tutorial.benchmark` adds some.")
+        say("`results/` holds no times, and there is no GPU here: `flash-tutorial bench` adds some.")
 
 
 def stored_label(row: Mapping) -> str:
@@ -374,7 +373,7 @@ def ladder(version: str) -> None:
     say(
         f"{counted} Times: {label}, B=4, H=12, M=N=2048, D=64."
         if label
-        else f"{counted} `python -m flash_tutorial.benchmark` on a GPU adds times."
+        else f"{counted} `flash-tutorial bench --suite pedagogical` on a GPU adds times."
     )
 
 
@@ -406,6 +405,11 @@ def verdict(version: str, bound: Mapping[str, float], chip: str = "H200") -> Non
             "instructions that no bound counts."
         )
     say(text)
+
+
+def ablation(version: str) -> None:
+    """Shows what each decision of a version is worth: its variants' times that results/ holds, beside its own."""
+    say(ablation_module.of(version).markdown())
 
 
 def hardware(version: str) -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import flash_tutorial as ft
 from flash_tutorial import compare as comparing
 from flash_tutorial import emulator
-from flash_tutorial.benchmark import Timing
+from flash_tutorial.clock import Timing
 from flash_tutorial.compare import Comparison, Problem, Row, compare, render
 from flash_tutorial.diff import diff
 

@@ -1,12 +1,14 @@
 """What kernels are held against: PyTorch's own attentions by name, and the judgement."""
 
 import math
+import sys
+import types
 
 import pytest
 import torch
 
 from flash_tutorial import reference
-from flash_tutorial.reference import REFERENCES
+from flash_tutorial.reference import PEERS, REFERENCES
 
 
 def tensors(queries, keys, heads=4, kv_heads=4, device="cpu", dtype=torch.float32):
@@ -48,19 +50,113 @@ def test_precision_of_float32_products_is_full_and_restored():
     before = matmul.fp32_precision
     try:
         matmul.fp32_precision = "tf32"
-        with reference._full_precision():
+        with reference.full_precision():
             assert matmul.fp32_precision == "ieee"
         assert matmul.fp32_precision == "tf32"
     finally:
         matmul.fp32_precision = before
 
 
-def test_float64_is_the_same_in_parts(monkeypatch):
-    q, k, v = tensors(9, 11, heads=6, kv_heads=2)
-    whole = reference.attention_float64(q, k, v, causal=True)
-    monkeypatch.setattr(reference, "_CHUNK", 2 * 9 * 11)
-    for part, all_at_once in zip(reference.attention_float64(q, k, v, causal=True), whole, strict=True):
-        torch.testing.assert_close(part, all_at_once, atol=1e-14, rtol=0)
+@pytest.mark.parametrize("chunk", [2 * 9 * 11, 4 * 11, 5])  # two heads at a time, four queries, one query
+@pytest.mark.parametrize("queries, keys", [(9, 11), (11, 9)])
+@pytest.mark.parametrize("attention", [reference.attention_float64, reference.attention_same_precision])
+def test_parts_make_the_whole(monkeypatch, attention, queries, keys, chunk):
+    q, k, v = tensors(queries, keys, heads=6, kv_heads=2)
+    whole = attention(q, k, v, causal=True)
+    monkeypatch.setattr(reference, "_CHUNK", chunk)
+    exact = whole[0].dtype == torch.float64
+    for part, all_at_once in zip(attention(q, k, v, causal=True), whole, strict=True):
+        assert part.dtype == all_at_once.dtype
+        torch.testing.assert_close(part, all_at_once, atol=1e-14 if exact else 1e-6, rtol=0)
+
+
+# ------------------------------------------------------------------------------------------------------ other packages
+
+
+def packaged(monkeypatch, name, **content):
+    """A package of this name, importable."""
+    parent, _, _ = name.rpartition(".")
+    if parent:
+        packaged(monkeypatch, parent)
+    module = types.ModuleType(name)
+    module.__path__ = []
+    vars(module).update(content)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def pretended_flash_attn(q, k, v, softmax_scale=None, causal=False):
+    """As the package has it: (batch, length, heads, head_dim), and any number of query heads for a K/V head."""
+    out, lse = reference.attention_same_precision(*(x.transpose(1, 2) for x in (q, k, v)), causal, softmax_scale)
+    return out.transpose(1, 2), lse
+
+
+class BottomRight:
+    """xFormers' name of the causal mask that means the same for any two lengths."""
+
+
+def pretended_xformers(q, k, v, attn_bias=None, scale=None):
+    assert attn_bias is None or isinstance(attn_bias, BottomRight)
+    if q.dim() == 5:  # (batch, length, groups, heads of a group, head_dim)
+        assert k.stride(3) == 0
+        return pretended_xformers(*(x.flatten(2, 3) for x in (q, k, v)), attn_bias, scale).unflatten(2, q.shape[2:4])
+    return pretended_flash_attn(q, k, v, scale, attn_bias is not None)[0]
+
+
+@pytest.fixture
+def every_peer(monkeypatch):
+    for name in ("flash_attn", "flash_attn_3", "flash_attn_4"):
+        packaged(monkeypatch, PEERS[name].module, flash_attn_func=pretended_flash_attn)
+    bias = types.SimpleNamespace(attn_bias=types.SimpleNamespace(LowerTriangularFromBottomRightMask=BottomRight))
+    packaged(monkeypatch, "xformers.ops", memory_efficient_attention=pretended_xformers, fmha=bias)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("name", PEERS)
+def test_peers_mean_the_same(every_peer, name, kv_heads, causal):
+    q, k, v = tensors(17, 40, 4, kv_heads, dtype=torch.float16)
+    assert PEERS[name].installed
+    out = PEERS[name](q, k, v, causal, 0.2)
+    exact, _ = reference.attention_float64(q, k, v, causal, 0.2)
+    assert reference.error(out, exact).max() < 5e-3
+
+
+def test_a_peer_refuses_a_dtype_by_name(every_peer):
+    q, k, v = tensors(5, 5)
+    with pytest.raises(NotImplementedError, match="FlashAttention-2 takes float16 and bfloat16, not float32"):
+        PEERS["flash_attn"](q, k, v)
+    assert PEERS["xformers"](q, k, v).shape == q.shape
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_peer_that_is_not_there_is_not_installed(monkeypatch, name):
+    top = PEERS[name].module.partition(".")[0]
+    monkeypatch.setitem(sys.modules, top, None)  # as if there were none
+    assert not PEERS[name].installed
+    with pytest.raises(ImportError, match=top):
+        PEERS[name](*tensors(5, 5, dtype=torch.float16))
+
+
+def test_a_package_without_the_part_that_is_wanted_is_not_installed(monkeypatch):
+    packaged(monkeypatch, "flash_attn")  # its second generation without the fourth, or the other way round
+    assert not PEERS["flash_attn"].installed and not PEERS["flash_attn_4"].installed
+
+
+@pytest.mark.parametrize(
+    "content, why",
+    [
+        ("import nowhere_to_be_found", "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        ("raise OSError('undefined symbol: _ZN2at')", "OSError: undefined symbol: _ZN2at"),
+        ("1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_package_that_fails_to_import_is_installed_and_says_why(monkeypatch, tmp_path, content, why):
+    (tmp_path / "flash_attn_interface.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "flash_attn_interface", raising=False)
+    assert PEERS["flash_attn_3"].installed
+    with pytest.raises(ImportError, match=why):
+        PEERS["flash_attn_3"](*tensors(5, 5, dtype=torch.float16))
 
 
 # ------------------------------------------------------------------------------------------------------------- judging
@@ -81,7 +177,7 @@ def test_pytorch_itself_is_right():
     q, k, v = tensors(20, 30)
     check = reference.check(*reference.attention_same_precision(q, k, v, True), q, k, v, causal=True)
     assert check.ok and check.error == check.pytorch_error > 0
-    assert check.limit == 2 * check.pytorch_error + 1e-6 == reference.limit(q, k, v, causal=True)
+    assert check.limit == 2 * check.pytorch_error + 1e-6
     assert check.detail == ""
 
 
