@@ -51,7 +51,7 @@ build: setup  ## build what has changed
 	@test $(BIN)/flash-tutorial -nt pyproject.toml || \
 	    $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 
-docs: build  ## write the tables of the README files anew
+docs: build  ## write the tables and pictures of the README files anew
 	@$(BIN)/python tools/readme.py
 
 notebooks: build  ## run the notebooks anew, where they are

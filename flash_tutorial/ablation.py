@@ -61,19 +61,25 @@ class Ablation:
     date: str | None  # of the newest figure
     shape: Shape | None
 
+    @property
+    def elsewhere(self) -> dict[str, published.Effect]:
+        """What others published on its variants, by their labels."""
+        found = {row.label: published.EFFECTS.get(row.variant.name) for row in self.rows}
+        return {label: effect for label, effect in found.items() if effect}
+
     def markdown(self) -> str:
         """A table, and below it what was measured on what, what is noise, and what measures the rest."""
         if not self.rows:
             return f"{self.version.name} has no variants."
         short = stored.short(self.version.name)
-        effects = [published.EFFECTS.get(row.variant.name) for row in self.rows]
+        theirs = self.elsewhere
         base = next((f"{row.base['median']:,.0f}" for row in self.rows if row.base), "–")
         table = [
             ["variant", "what it decides", "µs", f"Δ against {short}", f"what {short} saves", "elsewhere"],
             ["---", "---", "---:", "---:", "---:", "---:"],
             [short, "", base, "", "", ""],
         ]
-        for row, effect in zip(self.rows, effects, strict=True):
+        for row in self.rows:
             cells = ["–", "–", "–"]
             if row.time:
                 noise = " (noise)" if row.noise else ""
@@ -82,9 +88,10 @@ class Ablation:
                     f"{_percent(row.change)}{noise}",
                     f"{_percent(row.saved)}{noise}",
                 ]
-            theirs = "" if effect is None else "slower" if effect.change is None else _percent(effect.change)
-            table.append([f"`{row.label}`", _decides(row.variant), *cells, theirs])
-        if not any(effects):
+            effect = theirs.get(row.label)
+            cells.append("" if effect is None else "slower" if effect.change is None else _percent(effect.change))
+            table.append([f"`{row.label}`", _decides(row.variant), *cells])
+        if not theirs:
             table = [cells[:-1] for cells in table]
         lines = ["| " + " | ".join(cells) + " |" for cells in table]
         return "\n".join(lines) + "\n\n" + " ".join(self._notes(short))
@@ -99,14 +106,11 @@ class Ablation:
             )
         if any(row.stale for row in self.rows):
             notes.append("An asterisk: measured before one of the two kernels was last changed.")
-        found = {
-            row.label: published.EFFECTS[row.variant.name] for row in self.rows if row.variant.name in published.EFFECTS
-        }
-        for source in dict.fromkeys(effect.source for effect in found.values()):
+        for source in dict.fromkeys(effect.source for effect in self.elsewhere.values()):
             notes.append(f"Elsewhere: what the same decision saved in {source}.")
             notes += [
                 f"There, what `{label}` tries was {effect.note}."
-                for label, effect in found.items()
+                for label, effect in self.elsewhere.items()
                 if effect.source == source and effect.note
             ]
         missing = [row.label for row in self.rows if not row.time]

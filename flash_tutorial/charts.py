@@ -268,12 +268,12 @@ def speeds(names: Iterable[str] = (), suite: str = "pedagogical", gpu: str | Non
         raise ValueError(f"unknown suite {suite!r}: there are {', '.join(benchmark.SUITES)}")
     gpu = stored.gpu(gpu)
     grid = benchmark.SUITES[suite].shapes()
-    times = {
-        name: {shape: row for shape, row in rows.items() if shape in grid}
-        for name, rows in _by_version("times", gpu, "microseconds").items()
-    }
-    # What has no kernel of ours has no hash of it.
-    references = [name for name, rows in times.items() if not any("kernel_hash" in row for row in rows.values())]
+    every = _by_version("times", gpu, "microseconds")
+    times = {name: {shape: row for shape, row in rows.items() if shape in grid} for name, rows in every.items()}
+    # What has no kernel of ours has no hash of one.
+    references = [
+        name for name, rows in times.items() if rows and not any("kernel_hash" in row for row in rows.values())
+    ]
     dtypes = {shape.dtype for shape in grid}
     versions = [version for version in VERSIONS if dtypes.intersection(version.dtypes)]
     asked = _asked(names, versions, references, {**REFERENCES, **PEERS})

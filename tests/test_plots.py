@@ -392,6 +392,13 @@ def test_a_command_refuses_what_it_cannot_show(command, tmp_path):
     assert not out.exists()
 
 
+def test_a_suite_without_times_is_refused(tmp_path):
+    store(timed("v04", 1500), timed("sdpa_math", 900))
+    later = ", ".join(stored.short(version.name) for version in VERSIONS if "bfloat16" in version.dtypes)
+    message = refused("plot", "--suite", "paper", "--out", tmp_path / "picture.svg")
+    assert f"are stored of {later}: on a GPU `flash-tutorial bench all --suite paper`" in message
+
+
 def test_plot_refuses_an_unknown_suite_and_a_reference_without_times(tmp_path):
     store(timed("v04", 1500))
     out = tmp_path / "picture.svg"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flash_tutorial import charts
 from flash_tutorial.versions import VERSIONS
 from flash_tutorial.versions import readme as kernels_readme
 
@@ -34,6 +35,13 @@ def test_its_tables_are_current(generator):
 
 def test_the_kernels_table_is_current():
     assert (ROOT / "kernels" / "README.md").read_text() == kernels_readme(), "make docs"
+
+
+def test_its_pictures_are_current(generator):
+    assert generator.pictures()
+    for path, picture in generator.pictures().items():
+        assert f"]({path.relative_to(ROOT)})" in README
+        assert charts.digest_of(path) == picture.digest, "make docs"
 
 
 def test_a_change_of_a_table_is_noticed(generator):
