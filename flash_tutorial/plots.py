@@ -485,9 +485,8 @@ def roofline(
         for line in lines:
             axes.loglog(*line.T, color=INK, linewidth=1.6)
         middle = (left * highest / bandwidth) ** 0.5
-        beside = {"textcoords": "offset points", "xytext": (-5, 3), "ha": "right", "fontsize": 7.5}
-        axes.annotate(f"{bandwidth * tera:.3g} TB/s", (middle, bandwidth * middle * tera), **beside)
         labels: dict[tuple[float, float], list[str]] = {}  # what lies at one place shares a label
+        labels[middle, bandwidth * middle * tera] = [f"{bandwidth * tera:.3g} TB/s"]
         for name, point in points.items():
             ceiling = min(ceilings[point["ceiling"]], bandwidth * point["intensity"])
             height = point["achieved"] or ceiling
