@@ -3,7 +3,8 @@
     plan = plan_of(["v03", "v04", "v04:pad=0"], suite="pedagogical")
     run = measure(plan)                                # on a GPU
     save(run)                                          # adds it to results/<gpu>.json
-    print(timetable.render(plan, run.shown()))         # or of stored rows, without a GPU: stored(plan)
+    tables = timetable.tables_of(run.shown(), plan.contenders, plan.baseline)
+    print(timetable.render(tables))                    # or of stored rows, without a GPU: stored(plan)
 
 All contenders of one problem run in one process on the same random normal tensors, in turns: see clock.py. Each is
 first held against float64 on these tensors; one that is wrong gets no time. What the GPU reaches at most, with a matrix

@@ -363,7 +363,7 @@ def _lengths(ctx: click.Context, parameter: click.Parameter, text: str | None) -
     Times are added to results/<gpu>.json, with the environment and a hash of the kernel; those of your own .cu are not.
 
     NAMES are versions, variants (v04:pad=0), paths of .cu files, `all` (each version that takes the dtype; the
-    default), PyTorch's as in `compare` (baseline, sdpa_flash, ...) and flash_attn, flash_attn_3, flash_attn_4, xformers.
+    default), PyTorch's as in `compare` (baseline, sdpa_flash, ...), flash_attn, flash_attn_3, flash_attn_4, xformers.
 
     \b
     Suites:
