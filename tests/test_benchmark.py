@@ -307,6 +307,19 @@ def test_counts_that_are_asked_for_are_kept_however_long_they_take(gpu):
     assert (run.rows[0]["warmup"], run.rows[0]["repetitions"]) == (2, 4)
 
 
+def test_ceilings_are_of_a_product_and_a_copy(monkeypatch):
+    def product(dtype):
+        if dtype == "float16":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return lambda: None
+
+    monkeypatch.setattr(clock, "_copy", lambda: lambda: None)
+    monkeypatch.setattr(clock, "_product", product)
+    monkeypatch.setattr(clock, "measure", lambda functions: {"": clock.Timing(2000.0, 1999.0, 2001.0)})
+    found = clock.ceilings(["bfloat16", "float16", "bfloat16"])
+    assert found == {"tflops": {"bfloat16": round(2 * 8192**3 / 2e-3 / 1e12, 2)}, "copy_tb_s": round(2**31 / 2e9, 3)}
+
+
 # ---------------------------------------------------------------------------------------------- running
 
 
@@ -602,6 +615,13 @@ def test_without_a_baseline_there_is_nothing_to_compare_with():
     line = table.lines[0]
     assert line.ratio is None and line.delta is None and not line.noise and table.mean_ratio("v04_vectorized") is None
     assert "baseline failed at N=512: out of memory" in timetable.render([table])
+
+
+def test_rows_of_several_runs_are_told():
+    rows = [row("v04_vectorized"), row("baseline", date="2026-02-03T03:04:05+00:00")]
+    text = timetable.render(tables(rows, "v04"))
+    assert "measured 2026-01-02, 2026-02-03" in text and "measured in several runs" in text
+    assert "several runs" not in timetable.render(tables(rows[:1], "v04"))
 
 
 def test_rows_without_ceilings_have_no_share():
