@@ -227,7 +227,7 @@ def _extracted(version: Version, capability: str, cubin: Path) -> str:
 def _disassemble(cubin: Path) -> str:
     if (found := disassembler()) is None:
         raise build.BuildError(f"there is no nvdisasm; {_MEND}")
-    return _output([found, "-c", "-g", str(cubin)], "nvdisasm fails")
+    return _output([found, "-c", "-gi", str(cubin)], "nvdisasm fails")
 
 
 def _output(command: list[str], failing: str, folder: Path | None = None) -> str:
@@ -360,19 +360,27 @@ _CODE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+([^;]*?)\s*;")
 
 
 def parse_sass(text: str) -> dict[str, tuple[Instruction, ...]]:
-    """Symbol → instructions, from `nvdisasm -c -g`, but for those that never do anything."""
+    """Symbol → instructions, from `nvdisasm -c -gi`, but for those that never do anything.
+
+    An instruction that a function of a header became is put down to the line of the kernel's own file that called it.
+    """
     functions: dict[str, list[Instruction]] = {}
     instructions: list[Instruction] = []
-    file, line, label = "", 0, ""
+    label = ""
+    places: list[tuple[str, int]] = []  # innermost first: where the next instructions are from
+    complete = False  # places: an instruction has followed
     for row in text.splitlines():
         if found := _FUNCTION.match(row):
             instructions = functions.setdefault(found[1], [])
-            file, line, label = "", 0, ""
+            places, label = [], ""
         elif found := _PLACE.match(row):
-            file, line = os.path.normpath(found[1]), int(found[2])
+            places = [*([] if complete else places), (os.path.normpath(found[1]), int(found[2]))]
+            complete = False
         elif found := _LABEL.match(row):
             label = found[1]
         elif found := _CODE.match(row):
+            complete = True
+            file, line = next((place for place in places if place[0].endswith(".cu")), (places or [("", 0)])[-1])
             instruction = Instruction(int(found[1], 16), found[2], file, line, label)
             if not instruction.is_filling:
                 instructions.append(instruction)

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.metadata
 import json
+import linecache
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,6 +137,36 @@ def test_what_nvdisasm_says():
     assert [each.kind for each in instructions] == kinds
     (last,) = code["_Z1fPf"]  # whose lines nothing tells
     assert (last.kind, last.file, last.line) == ("HMMA, HGMMA", "", 0)
+
+
+INLINED = """\
+.text._Z1f:
+\t//## File "/k/include/ptx/mma.cuh", line 33 inlined at "/k/mine.cu", line 50
+\t//## File "/k/mine.cu", line 50 inlined at "/k/mine.cu", line 159
+\t//## File "/k/mine.cu", line 159
+        /*0000*/                   HMMA.16816.F32.BF16 R104, R52, R84, RZ ;
+        /*0010*/                   HMMA.16816.F32.BF16 R108, R52, R84, RZ ;
+\t//## File "/k/include/only.cuh", line 7
+        /*0020*/                   EXIT ;
+"""
+
+
+def test_inlined_code_is_put_down_to_the_kernels_own_line():
+    (instructions,) = inspect.parse_sass(INLINED).values()
+    places = [(Path(each.file).name, each.line) for each in instructions]
+    assert places == [("mine.cu", 50), ("mine.cu", 50), ("only.cuh", 7)]
+
+
+@needs_nvcc
+@needs_nvdisasm
+def test_tensor_core_instructions_have_lines_of_their_kernel():
+    (kernel,) = inspect.inspect(registry.resolve("v05"), "sm_80").kernels
+    lines = {
+        (Path(each.file).name, "mma" in linecache.getline(each.file, each.line))
+        for each in kernel.sass
+        if each.opcode.startswith("HMMA")
+    }
+    assert lines == {("v05_tensor_core.cu", True)}
 
 
 @pytest.mark.parametrize(
