@@ -94,7 +94,7 @@ def measure(
     """Makes the calls on the emulator and, on this machine's GPU, under Nsight Compute: a row for each.
 
     keep   add the rows to results/counters/, but for those of a reader's own files
-    say    is told why a call has no row: the kernel does not compile, the emulator has a finding, ncu fails, …
+    say    is told why a version has no rows: the kernel does not compile, the emulator has a finding, ncu fails, …
 
     Raises ValueError for a machine without a GPU and a results file that is damaged; OSError where there is no ncu, it
     may not read the counters, or results cannot be written. Ctrl-C keeps what was measured.
@@ -114,14 +114,15 @@ def measure(
         results.check("counters", where["name"])
     nsight.find_ncu()
     rows: list[Row] = []
+    groups = [(version, [each for _, each in group]) for version, group in groupby(calls, key=lambda call: call[0])]
     try:
-        with tqdm(calls, leave=False, disable=None) as bar:
-            for version, problem in bar:
+        with tqdm(groups, leave=False, disable=None) as bar:
+            for version, problems in bar:
                 bar.set_description(version.label)
                 try:
-                    rows.append(_row(version, problem))
+                    rows += _rows(version, problems)
                 except (build.BuildError, nsight.NsightError, emulator.KernelFinding) as error:
-                    say(f"{version.label}, {problem}: {error}")
+                    say(f"{version.label} could not be measured: {error}")
     finally:
         lasting = [row for row in rows if results.kernel_hash(row["version"]) == row["kernel_hash"]]
         if keep and lasting:
@@ -139,19 +140,36 @@ def emulate(version: Version, problem: Problem) -> Report:
     return report
 
 
-def _row(version: Version, problem: Problem) -> Row:
+def _rows(version: Version, problems: Sequence[Problem]) -> list[Row]:
     from flash_tutorial import nsight
 
-    report = emulate(version, problem)
-    counted = nsight.counters(version, dataclasses.replace(problem, device="cuda"))
-    row = {
-        "version": version.label,
-        "kernel_hash": build.source_hash(version),
-        **{name: getattr(problem, name) for name in FIELDS},
-        "emulator": comparable(report.totals),
-        "hardware": comparable(counted),
-    }
-    return row | {"reasons": _reasons(row, version, report)}
+    reports = [emulate(version, problem) for problem in problems]
+    first, *more = (dataclasses.replace(problem, device="cuda") for problem in problems)
+    metrics = nsight.needed(Counters.metrics().values())
+    while True:
+        try:
+            launches = nsight.measure(version, first, metrics, more=more)
+            break
+        except nsight.UnknownMetric as error:  # on another chip: the counters that need it are left out, then
+            metrics = [each for each in metrics if each.partition("[")[0] not in error.metrics]
+    if len(launches) != sum(len(report.launches) for report in reports):
+        raise nsight.NsightError(
+            f"{len(launches)} kernels were launched on the GPU ({', '.join(launch.kernel for launch in launches)}), "
+            f"{sum(len(report.launches) for report in reports)} in the emulator"
+        )
+    rows = []
+    for problem, report in zip(problems, reports, strict=True):
+        own, launches = launches[: len(report.launches)], launches[len(report.launches) :]
+        counted = [nsight.counted(launch) for launch in own]
+        row = {
+            "version": version.label,
+            "kernel_hash": build.source_hash(version),
+            **{name: getattr(problem, name) for name in FIELDS},
+            "emulator": comparable(report.totals),
+            "hardware": {name: sum(each[name] for each in counted) for name in counted[0]},
+        }
+        rows.append(row | {"reasons": _reasons(row, version, report)})
+    return rows
 
 
 def comparable(counters: Counters) -> dict[str, int]:

@@ -112,6 +112,7 @@ def measure(
     problem: Problem,
     metrics: Sequence[str],
     *,
+    more: Sequence[Problem] = (),
     by_instruction: bool = False,
     save: Path | None = None,
 ) -> list[Launch]:
@@ -119,6 +120,7 @@ def measure(
 
     metrics         names of Nsight Compute's ("dram__bytes_read.sum"); METRIC[OPCODE] is one opcode's share of a metric
                     that is given by opcode ("sass__inst_executed_per_opcode[SHFL]"), 0 if the kernel does not have it
+    more            further problems for the same process, which takes seconds to start; their launches follow
     by_instruction  look at each instruction of the machine code too; where ncu's table of them cannot be read, there
                     is a warning and no `Launch.code`
     save            a .ncu-rep file to write, for Nsight Compute's window: it has all sections beside `metrics`
@@ -129,8 +131,8 @@ def measure(
     NsightError if the call or ncu fails.
     """
     version = registry.resolve(version)
-    if problem.device != "cuda":
-        raise ValueError(f"device is {problem.device!r}: Nsight Compute measures on a GPU, --device cuda")
+    if device := next((each.device for each in (problem, *more) if each.device != "cuda"), None):
+        raise ValueError(f"device is {device!r}: Nsight Compute measures on a GPU, --device cuda")
     if save is not None and save.suffix != ".ncu-rep":
         raise ValueError(f"{save} ends in {save.suffix or 'no suffix'!r}: a report's name ends in .ncu-rep")
     if save is not None and not save.absolute().parent.is_dir():
@@ -141,7 +143,7 @@ def measure(
     with tempfile.TemporaryDirectory() as temporary:
         report = Path(temporary) / "report.ncu-rep"
         call = Path(temporary) / "call"
-        call.write_bytes(pickle.dumps((version, problem)))
+        call.write_bytes(pickle.dumps((version, problem, *more)))
         command = [
             # The clock stays as it is found: locking it needs rights, and changes what is measured.
             *(ncu, "--clock-control", "none"),
@@ -412,21 +414,22 @@ def _error_file(call: Path) -> Path:
 
 
 def _watched(call: Path) -> None:
-    """Makes the call that `measure` wrote down: once to load the kernel, then once for ncu to look at."""
+    """Makes the calls that `measure` wrote down: each once to load the kernel, then once for ncu to look at."""
     import torch
 
     from flash_tutorial import ops
 
-    version, problem = pickle.loads(call.read_bytes())
+    version, *problems = pickle.loads(call.read_bytes())
     try:
-        q, k, v = problem.tensors()
-        run = functools.partial(ops.attention, q, k, v, version=version, causal=problem.causal, scale=problem.scale)
-        run()
-        torch.cuda.synchronize()
-        torch.cuda.profiler.start()
-        run()
-        torch.cuda.synchronize()
-        torch.cuda.profiler.stop()
+        for problem in problems:
+            q, k, v = problem.tensors()
+            run = functools.partial(ops.attention, q, k, v, version=version, causal=problem.causal, scale=problem.scale)
+            run()
+            torch.cuda.synchronize()
+            torch.cuda.profiler.start()
+            run()
+            torch.cuda.synchronize()
+            torch.cuda.profiler.stop()
     except Exception as error:  # whatever it is, the process that wrote the call down is to say it
         _error_file(call).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
         raise SystemExit(1) from error

@@ -61,7 +61,7 @@ def test_most_of_what_is_stored_is_equal():
 
 
 @needs_table
-@pytest.mark.parametrize("known", [*hardware.TOLERANCES, *hardware.KNOWN], ids=lambda known: known.counters[0])
+@pytest.mark.parametrize("known", hardware.KNOWN, ids=lambda known: known.counters[0])
 def test_every_declared_reason_is_needed(known):
     assert any(known.explains(each, name) for each in STORED for name in hardware.differing(each))
 
@@ -78,24 +78,40 @@ def test_the_emulator_still_counts_what_is_stored(stored):
 # ---------------------------------------------------------------------------------------------- measuring
 
 
-def on_the_emulator(version, problem) -> emulator.Report:
-    return hardware.emulate(version, dataclasses.replace(problem, device="cpu"))
+METRICS = nsight.needed(COUNTERS.values())
+
+
+class Gpu:
+    """Counts what the emulator does, and `more` of some counters."""
+
+    def __init__(self):
+        self.more = {"global_store_requests": 1}
+        self.unknown = ()  # metrics, without opcodes
+        self.calls = []
+
+    def measure(self, version, problem, metrics, *, more):
+        if unknown := {each.partition("[")[0] for each in metrics} & set(self.unknown):
+            raise nsight.UnknownMetric(unknown)
+        self.calls.append((version.label, len(more) + 1))
+        return [self.launch(version, each, metrics) for each in (problem, *more)]
+
+    def launch(self, version, problem, metrics):
+        assert problem.device == "cuda"
+        (launch,) = hardware.emulate(version, dataclasses.replace(problem, device="cpu")).launches
+        figures = {name: getattr(launch.counters, name) + self.more.get(name, 0) for name in COUNTERS}
+        figures["shared_load_requests"] -= figures["ldmatrix"]  # what its first term adds to its second, ldmatrix
+        found = {nsight.needed([metric])[0]: figures[name] for name, metric in COUNTERS.items()}
+        return nsight.Launch(launch.kernel, launch.grid, launch.block, {m: found.get(m, 0) for m in metrics})
 
 
 @pytest.fixture
 def gpu(monkeypatch, tmp_path):
-    """A machine with a GPU whose counters are the emulator's, and one store instruction more than it; results go to
-    `tmp_path`."""
-
-    def count(version, problem):
-        assert problem.device == "cuda"
-        totals = on_the_emulator(version, problem).totals
-        return dataclasses.replace(totals, global_store_requests=totals.global_store_requests + 1)
-
+    """A machine with a GPU that has one store instruction more than the emulator; results go to `tmp_path`."""
+    gpu = Gpu()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(nsight, "find_ncu", lambda: "ncu")
-    monkeypatch.setattr(nsight, "counters", count)
+    monkeypatch.setattr(nsight, "measure", gpu.measure)
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     monkeypatch.setattr(results, "environment", lambda: {"name": "NVIDIA Test"})
     opcodes = (inspect.Instruction(0, opcode, "", 0) for opcode in ("STG.E.64 [R2], R4", "STG.E [R2], R3"))
@@ -103,7 +119,7 @@ def gpu(monkeypatch, tmp_path):
     found = inspect.Inspection("v", "sm_90", 64, "float32", (kernel,), ())
     monkeypatch.setattr(inspect, "inspect", lambda *arguments, **options: found)
     monkeypatch.setattr(hardware, "PROBLEMS", ({"queries": 16, "keys": 20, "head_dim": 32, "causal": True},))
-    return count
+    return gpu
 
 
 def test_a_run_is_shown_and_kept(gpu, tmp_path):
@@ -122,10 +138,44 @@ def test_a_run_is_shown_and_kept(gpu, tmp_path):
     assert "not measured on a GPU yet: v02_fa2\n" in call("--stored", "v02").stderr
 
 
-def test_what_agrees_is_right(gpu, monkeypatch):
-    monkeypatch.setattr(nsight, "counters", lambda version, problem: on_the_emulator(version, problem).totals)
+def test_what_agrees_is_right(gpu):
+    gpu.more = {}
     result = call("v04", "v03", "--no-keep")
     assert result.exit_code == 0 and "→" not in result.stdout.partition("\n")[2]
+
+
+def test_a_versions_problems_share_a_process(gpu, monkeypatch):
+    monkeypatch.setattr(hardware, "PROBLEMS", ({"keys": 16, "head_dim": 32}, {"keys": 40, "head_dim": 32}))
+    rows = hardware.measure(hardware.calls(["v03", "v04"]), keep=False)
+    assert gpu.calls == [("v03_warp_local", 2), ("v04_vectorized", 2)]
+    assert [(row["version"][:3], row["keys"]) for row in rows] == [("v03", 16), ("v03", 40), ("v04", 16), ("v04", 40)]
+    assert all(hardware.differing(row) == ["global_store_requests"] for row in rows)
+
+
+def test_a_version_of_several_launches_is_summed(gpu, monkeypatch):
+    def measure(version, problem, metrics, *, more):
+        assert version.name == "v00_naive" and not more
+        launches = hardware.emulate(version, dataclasses.replace(problem, device="cpu")).launches
+        found = [{**dict.fromkeys(metrics, 0), METRICS[0]: each.counters.global_load_requests} for each in launches]
+        return [nsight.Launch(each.kernel, each.grid, each.block, f) for each, f in zip(launches, found, strict=True)]
+
+    monkeypatch.setattr(nsight, "measure", measure)
+    (found,) = hardware.measure(hardware.calls(["v00"]), keep=False)
+    assert found["hardware"]["global_load_requests"] == found["emulator"]["global_load_requests"] > 0
+
+
+def test_a_metric_that_the_gpu_lacks_leaves_its_counter_out(gpu):
+    gpu.unknown = ("sm__inst_executed_pipe_tensor_op_hmma_type_hfma2.sum", "sass__inst_executed_per_opcode")
+    (found,) = hardware.measure(hardware.calls(["v05"]), keep=False)
+    assert {"mma", "barriers", "shuffles"} <= COUNTERS.keys() - found["hardware"].keys()
+    assert found["emulator"]["mma"] > 0 and "mma" not in hardware.differing(found)
+    assert "–" in hardware.describe([found])
+
+
+def test_another_number_of_launches_is_no_measurement(gpu, monkeypatch):
+    monkeypatch.setattr(nsight, "measure", lambda *arguments, **options: [])
+    result = call("v04")
+    assert result.exit_code == 1 and "0 kernels were launched on the GPU" in result.stderr
 
 
 def test_a_version_is_run_in_each_of_its_dtypes(monkeypatch):
@@ -136,12 +186,12 @@ def test_a_version_is_run_in_each_of_its_dtypes(monkeypatch):
 
 
 def test_one_that_fails_leaves_the_others_their_rows(gpu, monkeypatch):
-    def fail(version, problem):
+    def fail(version, *arguments, **options):
         if version.number == 3:
             raise nsight.NsightError("v03_warp_local fails: no luck")
-        return gpu(version, problem)
+        return gpu.measure(version, *arguments, **options)
 
-    monkeypatch.setattr(nsight, "counters", fail)
+    monkeypatch.setattr(nsight, "measure", fail)
     result = call("v03", "v04", "--no-keep")
     assert result.exit_code == 1 and "fails: no luck" in result.stderr
     assert "v04_vectorized" in result.stdout and "v03_warp_local" not in result.stdout
@@ -149,12 +199,12 @@ def test_one_that_fails_leaves_the_others_their_rows(gpu, monkeypatch):
 
 
 def test_ctrl_c_keeps_what_was_measured(gpu, monkeypatch):
-    def interrupt(version, problem):
+    def interrupt(version, *arguments, **options):
         if version.number == 4:
             raise KeyboardInterrupt
-        return gpu(version, problem)
+        return gpu.measure(version, *arguments, **options)
 
-    monkeypatch.setattr(nsight, "counters", interrupt)
+    monkeypatch.setattr(nsight, "measure", interrupt)
     with pytest.raises(KeyboardInterrupt):
         hardware.measure(hardware.calls(["v03", "v04"]))
     assert [each["version"] for each in hardware.stored()] == ["v03_warp_local"]
@@ -189,7 +239,7 @@ def test_without_ncu_nothing_is_run(gpu, monkeypatch):
         raise FileNotFoundError("there is no ncu")
 
     monkeypatch.setattr(nsight, "find_ncu", missing)
-    monkeypatch.setattr(hardware, "_row", lambda *_: pytest.fail("was run"))
+    monkeypatch.setattr(hardware, "_rows", lambda *_: pytest.fail("was run"))
     assert "there is no ncu" in refused("v04")
 
 
@@ -197,7 +247,7 @@ def test_a_damaged_table_is_left_as_it_is(gpu, monkeypatch, tmp_path):
     path = tmp_path / "counters" / "test.json"
     path.parent.mkdir()
     path.write_text("{")
-    monkeypatch.setattr(hardware, "_row", lambda *_: pytest.fail("was run"))
+    monkeypatch.setattr(hardware, "_rows", lambda *_: pytest.fail("was run"))
     assert "test.json is damaged" in refused("v04")
     assert "test.json is damaged" in refused("--stored")
     assert path.read_text() == "{"
@@ -231,12 +281,8 @@ def test_widths_explain_what_they_can(counter, emulated, counted, source, code, 
     assert hardware.width_reason(counter, emulated, counted, {op: source}, code) == reason
 
 
-def test_the_reason_is_seen_where_it_is_measured(gpu, monkeypatch):
-    def count(version, problem):
-        totals = gpu(version, problem)
-        return dataclasses.replace(totals, global_store_requests=totals.global_store_requests - 2)
-
-    monkeypatch.setattr(nsight, "counters", count)
+def test_the_reason_is_seen_where_it_is_measured(gpu):
+    gpu.more = {"global_store_requests": -1}
     (found,) = hardware.measure(hardware.calls(["v03"]), keep=False)
     assert found["reasons"] == {"global_store_requests": "nvcc makes one STG.64 of several 4-byte global stores"}
 

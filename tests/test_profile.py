@@ -351,6 +351,8 @@ def test_nothing_was_launched(ncu, problem):
 def test_what_cannot_be_measured_is_refused_before_ncu_starts(problem):
     with pytest.raises(ValueError, match="device is 'cpu'"):
         nsight.measure("v04", Problem(), ["gpu__time_duration.sum"])
+    with pytest.raises(ValueError, match="device is 'cpu'"):
+        nsight.measure("v04", problem, ["gpu__time_duration.sum"], more=[Problem()])
     with pytest.raises(ValueError, match="ends in '.txt'"):
         nsight.measure("v04", problem, ["gpu__time_duration.sum"], save=Path("report.txt"))
     with pytest.raises(ValueError, match="there is no directory /nowhere"):
@@ -386,6 +388,14 @@ def test_ncu_sees_the_second_call(events, tmp_path):
     told.write_bytes(pickle.dumps((registry.resolve("v02"), Problem(queries=5, keys=7, head_dim=32))))
     nsight._watched(told)
     assert events == ["call", "synchronize", "start", "call", "synchronize", "stop"]
+
+
+def test_several_problems_take_turns(events, tmp_path):
+    told = tmp_path / "call"
+    several = [Problem(queries=5, keys=keys, head_dim=32) for keys in (7, 9)]
+    told.write_bytes(pickle.dumps((registry.resolve("v02"), *several)))
+    nsight._watched(told)
+    assert events == 2 * ["call", "synchronize", "start", "call", "synchronize", "stop"]
 
 
 def test_the_watched_process_leaves_its_error(events, tmp_path):
