@@ -630,9 +630,9 @@ def profile(
                           for the blocks that it holds at a time
       occupancy           warps that an SM holds, of those it could; `limited by` says what runs out
       spills              registers moved to memory for want of room: LDL and STL in the code
-      instructions        as they stand in the code: one in a loop counts once. FFMA, HMMA and HGMMA are the
-                          arithmetic, MUFU exponentials and reciprocals, LDSM is ldmatrix, LDGSTS cp.async;
-                          IMAD, IADD3, LOP3, SHF, ISETP and MOV are mostly addresses and bookkeeping
+      instructions        as they stand in the code: one in a loop counts once. FFMA, HMMA and HGMMA
+                          are the arithmetic, MUFU exponentials and reciprocals, LDSM is ldmatrix,
+                          LDGSTS cp.async; IADD3, IMAD, LOP3, SHF and MOV are mostly addresses
 
     Without nvdisasm all but the instructions is shown. Without nvcc a library that was built before is looked into,
     which takes cuobjdump. All of them are in NVIDIA's CUDA toolkit, and on PyPI:
