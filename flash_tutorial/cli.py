@@ -636,7 +636,9 @@ def profile(
 
     Without nvdisasm all but the instructions is shown. Without nvcc a library that was built before is looked into,
     which takes cuobjdump. All of them are in NVIDIA's CUDA toolkit, and on PyPI:
-    pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump
+
+    \b
+      pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump
     """,
         "the kernels were inspected",
         "a kernel does not compile: nvcc's message says why",
