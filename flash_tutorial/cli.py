@@ -53,6 +53,7 @@ def _teach(text: str, right: str, wrong: str) -> str:
       flash-tutorial inspect v03 v04         registers, occupancy and instructions, as nvcc makes them
       flash-tutorial hardware --stored       the emulator's counters beside a GPU's: are they right?
       flash-tutorial roofline                a picture of all versions under a GPU's ceilings
+      flash-tutorial plot                    a picture of their speed over the sequence length
       flash-tutorial doctor                  what this machine can do, and what it lacks
 
     A version goes by its number (v03, v3, 3), its full name (v03_warp_local) or its word (warp_local). The path of a

@@ -21,7 +21,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Annotation
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator
 from matplotlib.transforms import Bbox
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -473,7 +473,7 @@ def roofline(
     drawn = []
     for axes, (memory, (bandwidth, points)) in zip(every, panels.items(), strict=True):
         used = [point["intensity"] for point in points.values()] + [flops / bandwidth for flops in ceilings.values()]
-        left, right = min(used) / 8, max(used) * 8
+        left, right = min(used) / 6, max(used) * 5
         slope = np.geomspace(left, highest / bandwidth, 200)
         lines = [np.column_stack([slope, bandwidth * slope * tera])]
         for name, flops in ceilings.items():
@@ -570,9 +570,10 @@ def speeds(panels: Mapping[str, Mapping[str, Mapping]], *, notes: Sequence[str] 
         axes.set_xscale("log", base=2)
         if max(speeds) > 20 * min(speeds):
             axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(speeds) < 100 * min(speeds) else (1,)))
         else:
             axes.set_ylim(0, max(speeds) * 1.08)
-        axes.set_xticks(lengths, [f"{length:,}" for length in lengths], fontsize=7.5)
+        axes.set_xticks(lengths, [f"{length:,}" for length in lengths], fontsize=7.5 if columns == 1 else 6.5)
         axes.minorticks_off()
         axes.yaxis.set_major_formatter(FuncFormatter(_engineering))
         axes.grid(True, axis="y", color="#E4E4E4", linewidth=0.6)
