@@ -155,6 +155,25 @@ VERSIONS: tuple[Version, ...] = (
             _REDUCE,
         ),
     ),
+    Version(
+        number=7,
+        name="v07_double_buffered",
+        title="Double-buffered",
+        idea="Loads run ahead of the products: while one tile of K and of V is multiplied cp.async brings the next, "
+        "and while one step's fragments are multiplied ldmatrix loads those of the next.",
+        parent="v06_swizzled",
+        dtypes=("float16", "bfloat16"),
+        options=(
+            Option("stages", "STAGES", _numbers(2, 1), "tiles of K, and of V, in shared memory"),
+            Option("loads", "LOADS", _of("Loads", "eager", "lazy"), "when a copy of a tile begins"),
+            Option(
+                "fragments",
+                "AHEAD",
+                (("double", "1"), ("single", "0"), ("whole", "7")),
+                "fragments that are loaded before a step is multiplied: the next one's too, its own only, or all",
+            ),
+        ),
+    ),
 )
 
 

@@ -33,12 +33,14 @@ constexpr Copies COPIES = Copies::async;     // sync: through registers, 16 byte
 constexpr Reduce REDUCE = Reduce::shuffle;   // shared: a row's maximum and sum by way of shared memory
 constexpr Layout LAYOUT = Layout::swizzled;  // padded: 16 bytes after every row; row_major: as in v05
 constexpr unsigned ALL_LANES = 0xffffffff;
+static_assert(BLOCK_Q == WARPS * 16, "a warp owns the 16 rows of an mma.sync");
+static_assert(BLOCK_KV % 16 == 0, "16 keys are one step of P V");
+
+// Blocks of an SM: they leave a thread 128, 168 or 255 registers.
 template <int D>
 constexpr int BLOCKS = D == 32   ? 4
                        : D == 64 ? 3
-                                 : 2;  // an SM: leaves a thread 128, 168 or 255 registers
-static_assert(BLOCK_Q == WARPS * 16, "a warp owns the 16 rows of an mma.sync");
-static_assert(BLOCK_KV % 16 == 0, "16 keys are one step of P V");
+                                 : 2;
 
 // ROWS x D elements in shared memory, row after row.
 template <class Element, int ROWS, int D>
@@ -64,13 +66,16 @@ static_assert(sizeof(Shared<__half, 128>) <= 101376, "a block fits on consumer A
 // in P V, and 0 times what shared memory held before could be NaN.
 template <class Element, int ROWS, int D>
 __device__ void load_tile(Tile<Element, ROWS, D>& tile, const Element* matrix, int rows) {
-    constexpr int CHUNK = 16 / sizeof(Element);
-    static_assert(ROWS * D / CHUNK % THREADS == 0, "every thread copies as many chunks");
+    constexpr int CHUNK = 16 / sizeof(Element);  // elements
+    constexpr int STEP = THREADS * CHUNK / D;    // rows that the block copies at a time
+    static_assert(ROWS % STEP == 0, "every thread copies as many chunks");
+    const int first_row = threadIdx.x / (D / CHUNK), column = threadIdx.x % (D / CHUNK) * CHUNK;
+    const Element* first = &matrix[first_row * D + column];
 #pragma unroll
-    for (int i = 0; i < ROWS * D / CHUNK; i += THREADS) {
-        const int chunk = i + threadIdx.x, row = chunk / (D / CHUNK), column = chunk % (D / CHUNK) * CHUNK;
+    for (int i = 0; i < ROWS; i += STEP) {
+        const int row = first_row + i;
         Element* shared = tile.at(row, column);
-        const Element* global = &matrix[row * D + column];
+        const Element* global = first + i * D;
         if constexpr (COPIES == Copies::async)
             cp_async<16>(shared, global, row < rows ? 16 : 0);
         else
@@ -127,6 +132,10 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<D>) attention_kernel(flash::Pa
     float m_rmem[2] = {-INFINITY, -INFINITY};  // (2), of the lane's rows, the same in 4 lanes: running maximum
     float l_rmem[2] = {};                      // (2), the same in 4 lanes: running sum of P
 
+    const int first_visible = params.causal ? min(q_begin + 1 + N - M, N) : N;               // keys the first row sees
+    const int last_visible = params.causal ? min(min(q_begin + BLOCK_Q, M) + N - M, N) : N;  // keys the last row sees
+    const int kv_tiles = (max(last_visible, 0) + BLOCK_KV - 1) / BLOCK_KV;
+
     // Q stays in fragments: the block reads it from shared memory once.
     uint32_t Q_rmem[D / 16][4];  // (16, D): 16 columns at each [d]
     load_tile(Q_smem, Q, M - q_begin);
@@ -135,9 +144,6 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<D>) attention_kernel(flash::Pa
 #pragma unroll
     for (int d = 0; d < D / 16; ++d) ldmatrix_x4(Q_rmem[d], Q_smem.at(warp_id * 16 + block_row, d * 16 + block_column));
 
-    const int first_visible = params.causal ? min(q_begin + 1 + N - M, N) : N;               // keys the first row sees
-    const int last_visible = params.causal ? min(min(q_begin + BLOCK_Q, M) + N - M, N) : N;  // keys the last row sees
-    const int kv_tiles = (max(last_visible, 0) + BLOCK_KV - 1) / BLOCK_KV;
     for (int kv_tile = 0; kv_tile < kv_tiles; ++kv_tile) {
         const int kv_begin = kv_tile * BLOCK_KV;
         load_tile(K_smem, K + int64_t(kv_begin) * D, N - kv_begin);

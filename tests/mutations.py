@@ -200,4 +200,30 @@ MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
     "v06_swizzled": TILED
     | ONE_STAGE
     | {"two chunks have one place": {"flash::swizzle<D>(row, column)": "(flash::swizzle<D>(row, column) | 8)"}},
+    "v07_double_buffered": TILED
+    | {
+        "a wait leaves a group too many in flight": {"eager ? 2 * (STAGES - 1) :": "eager ? 2 * (STAGES - 1) + 1 :"},
+        "no wait for Q": no_barrier(
+            "this thread's part of Q", "cp_async_wait_group<LOADS == Loads::eager ? PENDING + 1 : 0>()"
+        ),
+        "no wait for K": no_barrier("this thread's part of K", "cp_async_wait_group<PENDING>()"),
+        "no wait for V": no_barrier("this thread's part of V", "cp_async_wait_group<PENDING>()"),
+        "no barrier after Q is loaded": no_barrier("Q is whole", spaces=49),
+        "no barrier after K is loaded": no_barrier("K is whole", spaces=17),
+        "no barrier after V is loaded": no_barrier("V is whole", spaces=17),
+        "the next K overwrites one that is in use": {"load_k(kv_tile + STAGES);": "load_k(kv_tile + STAGES - 1);"},
+        "the next V comes a tile late": {"load_v(kv_tile + STAGES - 1);": "load_v(kv_tile + STAGES);"},
+        "K is the other stage's": {"K_smem[kv_tile % STAGES].at": "K_smem[(kv_tile + 1) % STAGES].at"},
+        "V is the other stage's": {"V_smem[kv_tile % STAGES].at": "V_smem[(kv_tile + 1) % STAGES].at"},
+        "tiles that do not exist have no groups": {
+            "if (tile < kv_tiles) load_tile(K_smem": "if (tile >= kv_tiles) return;\n        load_tile(K_smem"
+        },
+        "a step's K is the step's before": {
+            "k)[4] = K_rmem[d % (AHEAD + 1)][j]": "k)[4] = K_rmem[(d + 1) % (AHEAD + 1)][j]"
+        },
+        "a step's V is the step's before": {
+            "v)[4] = V_rmem[j % (AHEAD + 1)][c]": "v)[4] = V_rmem[(j + 1) % (AHEAD + 1)][c]"
+        },
+        "the fragments of the first step are not loaded": {"int d = -AHEAD;": "int d = 0;"},
+    },
 }
