@@ -166,7 +166,7 @@ def roofline(names: Iterable[str] = (), gpu: str | None = None) -> Picture:
     gpu = stored.gpu(gpu)
     times = _by_version("times", gpu, "microseconds")
     profiles = _by_version("profiles", gpu, "duration_us", "dram_read_bytes", "dram_write_bytes")
-    chosen = _problems({name: {*times.get(name, ()), *profiles.get(name, ())} for name in asked}, profiles)
+    chosen = _problems(asked, times, profiles)
     missing = _left_out(asked, chosen, gpu)
     roofs = stored.roofs(gpu, sorted({shape.dtype for shape in chosen.values()}))
 
@@ -216,13 +216,20 @@ def roofline(names: Iterable[str] = (), gpu: str | None = None) -> Picture:
     return Picture("roofline", data, alt, missing)
 
 
-def _problems(found: Mapping[str, Collection[Shape]], profiled: Mapping[str, Collection[Shape]]) -> dict[str, Shape]:
-    """A problem for each version that has any: the one that most have, for the rest the one that most of them have …"""
+def _problems(
+    names: Iterable[str], times: Mapping[str, Collection[Shape]], profiles: Mapping[str, Collection[Shape]]
+) -> dict[str, Shape]:
+    """A problem for each name that has any: the one that most have, preferably with both a time and a profile, or at
+    least a time; for the rest the one that most of them have …"""
+    timed = {name: set(times.get(name, ())) for name in names}
+    both = {name: shapes.intersection(profiles.get(name, ())) for name, shapes in timed.items()}
+    left = {name: shapes.union(profiles.get(name, ())) for name, shapes in timed.items()}
     chosen: dict[str, Shape] = {}
-    while left := {name: shapes for name, shapes in found.items() if shapes and name not in chosen}:
-        shape = stored.common(left, {name: profiled.get(name, ()) for name in left})
+    while any(left.values()):
+        shape = stored.common(left, *({name: each[name] for name in left} for each in (both, timed)))
         chosen |= {name: shape for name, shapes in left.items() if shape in shapes}
-    return {name: chosen[name] for name in found if name in chosen}
+        left = {name: shapes for name, shapes in left.items() if name not in chosen}
+    return {name: chosen[name] for name in names if name in chosen}
 
 
 def counted_bytes(name: str, shape: Shape) -> int:

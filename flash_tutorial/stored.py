@@ -57,16 +57,13 @@ def is_stale(row: Mapping[str, Any]) -> bool:
     return "kernel_hash" in row and row["kernel_hash"] != results.kernel_hash(row["version"])
 
 
-def common(
-    found: Mapping[str, Collection[Shape]], preferred: Mapping[str, Collection[Shape]] | None = None
-) -> Shape | None:
-    """The problem that most of the names have; of several the one that most have in ``preferred``, then one without
-    mask, then the largest. None where there is none."""
+def common(found: Mapping[str, Collection[Shape]], *preferred: Mapping[str, Collection[Shape]]) -> Shape | None:
+    """The problem that most of the names have; of several the one that most have in the first of ``preferred``, then in
+    the second …, then one without mask, then the largest. None where there is none."""
 
     def rank(shape: Shape) -> tuple:
-        count = sum(shape in shapes for shapes in found.values())
-        further = sum(shape in shapes for shapes in (preferred or {}).values())
-        return count, further, not shape.causal, shape.flops, shape.head_dim, repr(shape)
+        counts = [sum(shape in shapes for shapes in each.values()) for each in (found, *preferred)]
+        return *counts, not shape.causal, shape.flops, shape.head_dim, repr(shape)
 
     return max({shape for shapes in found.values() for shape in shapes}, key=rank, default=None)
 
@@ -81,16 +78,20 @@ class Roofs:
 
 
 def roofs(gpu: str, dtypes: Collection[str]) -> Roofs:
-    """A GPU's ceilings: those measured in the newest run that has all these dtypes', else its published ones.
+    """A GPU's ceilings: those measured last, or, if not all of these dtypes' are, its published ones.
 
     Raises ValueError for a GPU of which neither is known.
     """
-    for run in reversed(results.runs("times")):
+    bandwidth, flops, dates = 0.0, {}, {}
+    for run in results.runs("times"):
         measured = run.get("ceilings") or {}
-        tflops = measured.get("tflops", {})
-        if run["gpu"] == gpu and measured.get("copy_tb_s") and set(dtypes) <= set(tflops):
-            flops = {dtype: tflops[dtype] * 1e12 for dtype in dtypes}
-            return Roofs(measured["copy_tb_s"] * 1e12, flops, f"measured {run['date'][:10]}")
+        if run["gpu"] == gpu and measured.get("copy_tb_s"):
+            bandwidth = measured["copy_tb_s"] * 1e12
+            found = {dtype: tflops * 1e12 for dtype, tflops in measured["tflops"].items() if dtype in dtypes}
+            flops |= found
+            dates |= dict.fromkeys(found, run["date"][:10])
+    if set(dtypes) <= set(flops):
+        return Roofs(bandwidth, flops, f"measured {', '.join(sorted(set(dates.values())))}")
     for chip in model.CHIPS.values():
         if chip.name in gpu:
             flops = {dtype: chip.flops if dtype == "float32" else chip.half_flops for dtype in dtypes}
