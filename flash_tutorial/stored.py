@@ -87,7 +87,7 @@ def roofs(gpu: str, dtypes: Collection[str]) -> Roofs:
         measured = run.get("ceilings") or {}
         if run["gpu"] == gpu and measured.get("copy_tb_s"):
             bandwidth = measured["copy_tb_s"] * 1e12
-            found = {dtype: tflops * 1e12 for dtype, tflops in measured["tflops"].items() if dtype in dtypes}
+            found = {dtype: tflops * 1e12 for dtype, tflops in measured.get("tflops", {}).items() if dtype in dtypes}
             flops |= found
             dates |= dict.fromkeys(found, run["date"][:10])
     if set(dtypes) <= set(flops):

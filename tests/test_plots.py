@@ -259,7 +259,7 @@ def test_ceilings_are_those_measured_last():
     store(timed("v04", 1400), ceilings={"tflops": {"float32": 51.0}, "copy_tb_s": 4.1})
     store(timed("v04", 1300))
     data = charts.roofline().data
-    assert data["panels"]["DRAM"][0] == 4.1e12
+    assert data["panels"]["DRAM"][0] == pytest.approx(4.1e12)
     assert data["ceilings"] == {"BF16 tensor cores": 700e12, "FP32": 51e12}
     assert data["notes"][0].startswith("Ceilings: measured 20")
     assert charts.roofline(["v04"]).data["ceilings"] == {"FP32": 51e12}
