@@ -202,9 +202,9 @@ def site_counters(site: dict) -> Counters:
             return Counters(
                 cp_async=requests,
                 cp_async_wavefronts=site["wavefronts"],
-                global_load_requests=requests,
+                global_load_requests=site["reads"],
                 global_load_sectors=site["sectors"],
-                global_load_bytes=site["lanes"] * site["bytes"],
+                global_load_bytes=site["read_bytes"],
             )
         case "atomic":
             return Counters(atomics=requests)

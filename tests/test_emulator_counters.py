@@ -202,3 +202,16 @@ def test_a_versions_counters_do_not_depend_on_the_number_of_cores(version):
             flash_tutorial.attention(q, k, v, version=version, causal=True)
         reports.append(report)
     assert reports[0].lines == reports[1].lines
+
+
+@pytest.mark.parametrize("reading", [0, 1, 32])
+def test_a_cp_async_that_only_fills_with_zeros_asks_nothing_of_global_memory(reading):
+    """As an H200 counts: the instruction is executed all the same."""
+    module = emulator.compile(HERE / "emulator_kernels" / "collectives.cu")
+    source, out = np.ones((32, 16), np.uint8), np.zeros((32, 16), np.uint8)
+    sizes = np.repeat([16, 0], [reading, 32 - reading]).astype(np.int32)
+    counters = module.launch("cp_async_zero_fill", 1, 32, source, sizes, out, shared_bytes=512).totals
+    of_sizes = 1
+    assert counters.cp_async == 1
+    assert counters.global_load_requests == of_sizes + (reading > 0)
+    assert counters.global_load_bytes == 32 * 4 + reading * 16

@@ -27,6 +27,8 @@ void Site::add(const Site& other) {
     requests += other.requests;
     lanes += other.lanes;
     sectors += other.sectors;
+    reads += other.reads;
+    read_bytes += other.read_bytes;
     wavefronts += other.wavefronts;
     ideal += other.ideal;
     bytes = other.bytes;
@@ -111,6 +113,8 @@ static std::string to_json(const Sites::value_type& entry) {
                    {"requests", std::to_string(site.requests)},
                    {"lanes", std::to_string(site.lanes)},
                    {"sectors", std::to_string(site.sectors)},
+                   {"reads", std::to_string(site.reads)},
+                   {"read_bytes", std::to_string(site.read_bytes)},
                    {"wavefronts", std::to_string(site.wavefronts)},
                    {"ideal", std::to_string(site.ideal)}});
 }

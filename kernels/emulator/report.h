@@ -36,6 +36,8 @@ struct Site {
     uint64_t requests = 0;    // warp-level instructions
     uint64_t lanes = 0;       // lanes active in them
     uint64_t sectors = 0;     // 32-byte pieces of global memory touched
+    uint64_t reads = 0;       // of cp.async: instructions that read memory, where others only fill with zeros
+    uint64_t read_bytes = 0;  // and what their lanes read
     uint64_t wavefronts = 0;  // passes through the shared-memory banks
     uint64_t ideal = 0;       // passes that the same instructions need without bank conflicts
     unsigned bytes = 0;       // per lane

@@ -160,9 +160,11 @@ void Trace::request(int warp, uint64_t key, uint32_t lanes, const uint64_t* addr
         Request read = request;  // by the lanes that do not only fill with zeros
         for (int lane : each(lanes)) {
             shared[lane] = targets[lane] >> 8;
+            site.read_bytes += targets[lane] & 0xff;
             if ((targets[lane] & 0xff) == 0) read.lanes &= ~bit(lane);
         }
         if (read.lanes != 0) {
+            ++site.reads;
             site.sectors +=
                 key & kBypassL1 ? bypassing_sectors(shared, addresses, read.lanes, origin(read)) : global_sectors(read);
             global_request(read, false);
