@@ -174,6 +174,20 @@ VERSIONS: tuple[Version, ...] = (
             ),
         ),
     ),
+    Version(
+        number=8,
+        name="v08_fused_softmax",
+        title="Fused softmax",
+        idea="exp(scale·s − m) as a power of 2 whose exponent is one multiply-add, row sums added up once at the end, "
+        "and code of its own for the first tile: fewer instructions between the two products.",
+        parent="v07_double_buffered",
+        dtypes=("float16", "bfloat16"),
+        options=(
+            Option("exp", "EXP", _of("Exp", "exp2", "expf"), "the exponential that is called"),
+            Option("sums", "SUMS", _of("Sums", "end", "tile"), "when the parts of a row's sum are added up"),
+            Option("peel", "PEEL", (("1", "true"), ("0", "false")), "whether the first tile has code of its own"),
+        ),
+    ),
 )
 
 

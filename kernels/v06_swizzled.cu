@@ -36,11 +36,9 @@ constexpr unsigned ALL_LANES = 0xffffffff;
 static_assert(BLOCK_Q == WARPS * 16, "a warp owns the 16 rows of an mma.sync");
 static_assert(BLOCK_KV % 16 == 0, "16 keys are one step of P V");
 
-// Blocks of an SM: they leave a thread 128, 168 or 255 registers.
+// Blocks of an SM: at D = 128, 64 and 32 they leave a thread 255, 168 and 128 registers.
 template <int D>
-constexpr int BLOCKS = D == 32   ? 4
-                       : D == 64 ? 3
-                                 : 2;
+constexpr int BLOCKS = 2 + (D <= 64) + (D <= 32);
 
 // ROWS x D elements in shared memory, row after row.
 template <class Element, int ROWS, int D>
