@@ -316,13 +316,11 @@ def times(*versions: str, lengths: Sequence[int] = (512, 1024, 2048)) -> None:
     last = precision(versions[-1])
     contenders["sdpa_efficient" if last == "float32" else "sdpa_flash"] = last
     rows = []
-    kept = {(name, n): stored(name, n, dtype=dtype) for name, dtype in contenders.items() for n in lengths}
-    label = next((stored_label(row) for row in kept.values() if row), None)
-    if label:
-        rows += [
-            [name, dtype, label, *(kept[name, n] and kept[name, n]["microseconds"]["median"] for n in lengths)]
-            for name, dtype in contenders.items()
-        ]
+    for name, dtype in contenders.items():
+        kept = [stored(name, n, dtype=dtype) for n in lengths]
+        label = next((stored_label(row) for row in kept if row), None)
+        if label:
+            rows.append([name, dtype, label, *(row and row["microseconds"]["median"] for row in kept)])
     if torch.cuda.is_available():
         for dtype in dict.fromkeys(contenders.values()):
             names = [name for name in contenders if contenders[name] == dtype]
