@@ -61,14 +61,22 @@ TOLERANCES = (
     Known(("global_store_sectors",), 0.004, "the GPU's counter of stored sectors is inexact, by up to 0.4 %"),
     Known(
         ("cp_async_wavefronts",),
-        math.inf,
-        "the GPU has no counter of these: Nsight Compute works the figure out from addresses, and gives 0 where the "
-        "copy is predicated",
+        0.05,
+        "the GPU has no counter of these: Nsight Compute works the figure out, and gives more where some lanes of a "
+        "copy only fill with zeros",
     ),
 )
 
 #: Where nvcc's code does something else than the source says.
-KNOWN: tuple[Known, ...] = ()
+KNOWN = (
+    Known(
+        ("global_load_sectors", "global_store_sectors"),
+        0.0005,
+        "nvcc writes four rounds of the loops along a row out, after those left over: lanes that go round once more "
+        "are a round behind the others, and where their words meet in sectors differs",
+        lambda row: row["version"] == "v00_naive" and row["keys"] % 32 != 0,
+    ),
+)
 
 
 # ---------------------------------------------------------------------------------------------- measuring
@@ -251,7 +259,7 @@ def reason(row: Row, counter: str) -> str | None:
     """Why the two differ: "" if they do not, None if nothing explains it."""
     if share(row, counter) == 0:
         return ""
-    for known in (*TOLERANCES, *KNOWN):
+    for known in (*KNOWN, *TOLERANCES):
         if known.explains(row, counter):
             return known.reason
     return row.get("reasons", {}).get(counter)
@@ -412,16 +420,21 @@ def summary(rows: Sequence[Row]) -> list[list[str]]:
 
 def agreement(rows: Sequence[Row]) -> str:
     """The summary of stored rows in Markdown, a table for each GPU: a part of kernels/emulator/README.md."""
-    headers = ["counter", "Nsight Compute", "calls", "equal", "worst", "because"]
-    align = ["left", "left", "right", "right", "right", "left"]
+    headers = ["counter", "Nsight Compute", "calls", "equal", "worst", ""]
     parts = []
     for gpu in dict.fromkeys(row["gpu"] for row in rows):
         of_gpu = [row for row in rows if row["gpu"] == gpu]
-        versions = dict.fromkeys(row["version"] for row in of_gpu)
-        date = max(row["date"] for row in of_gpu)[:10]
-        table = [[each[0], f"`{each[1]}`", *each[2:]] for each in summary(of_gpu)]
+        versions = ", ".join(sorted({row["version"] for row in of_gpu}))
+        table = summary(of_gpu)
+        marks = {
+            text: f"({letters(number)})"
+            for number, text in enumerate(dict.fromkeys(each[-1] for each in table if each[-1]))
+        }
+        lines = [headers, ["---", "---", "---:", "---:", "---:", "---"]]
+        lines += [[name, f"`{metric}`", *figures, marks.get(text, "")] for name, metric, *figures, text in table]
         parts += [
-            f"{len(of_gpu)} calls on {gpu} ({date}): {', '.join(sorted(versions))}.",
-            tabulate(table, headers, tablefmt="github", colalign=align, disable_numparse=True),
+            f"{len(of_gpu)} calls on {gpu} ({max(row['date'] for row in of_gpu)[:10]}): {versions}.",
+            "\n".join(f"| {' | '.join(line)} |" for line in lines),
+            *(f"{mark} {text}." for text, mark in marks.items()),
         ]
     return "\n\n".join(parts) or "No GPU has been measured yet."
