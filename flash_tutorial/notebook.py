@@ -347,7 +347,10 @@ def ladder(version: str) -> None:
     this = ft.version(version)
     steps = [step for step in ft.versions() if step.number <= this.number]
     times = {step.name: stored(step.name) for step in steps}
-    label = next((stored_label(row) for row in times.values() if row), None)
+    measured_on: dict[str, list[str]] = {}  # label → versions
+    for name, row in times.items():
+        if row:
+            measured_on.setdefault(stored_label(row), []).append(name[:3])
     rows = []
     for step in steps:
         totals = measured(step.name).totals
@@ -359,7 +362,7 @@ def ladder(version: str) -> None:
             "shared wavefronts": totals.shared_load_wavefronts + totals.shared_store_wavefronts,
             "barriers": totals.barriers,
         }
-        if label:
+        if measured_on:
             row["µs"] = times[step.name] and times[step.name]["microseconds"]["median"]
             row["TFLOP/s"] = times[step.name] and times[step.name]["tflops"]
         rows.append(row)
@@ -368,11 +371,13 @@ def ladder(version: str) -> None:
     counted = "Sectors, wavefronts and barriers: counted by the emulator at B=1, H=2, M=N=256, D=64."
     if precision(version) != "float32":
         counted += f" From v05 on in {precision(version)}, which halves the bytes of q, k, v and out."
-    say(
-        f"{counted} Times: {label}, B=4, H=12, M=N=2048, D=64."
-        if label
-        else f"{counted} `flash-tutorial bench --suite pedagogical` on a GPU adds times."
-    )
+    if len(measured_on) > 1:
+        label = "; ".join(f"{', '.join(names)}: {label}" for label, names in measured_on.items())
+        say(f"{counted} Times, at B=4, H=12, M=N=2048, D=64: {label}.")
+    elif measured_on:
+        say(f"{counted} Times: {next(iter(measured_on))}, B=4, H=12, M=N=2048, D=64.")
+    else:
+        say(f"{counted} `flash-tutorial bench --suite pedagogical` on a GPU adds times.")
 
 
 def verdict(version: str, bound: Mapping[str, float], chip: str = "H200") -> None:
