@@ -108,12 +108,12 @@ def _run(version: Version, q, k, v, causal=False, scale=None):
     q, k, v = (_as_kernels_want(tensor, padding) for tensor in (q, k, v))
 
     if q.device.type == "cuda":
-        out, lse = registry.operator(version, "cuda")(q, k, v, causal, scale)
+        out, lse, _ = registry.operator(version, "cuda")(q, k, v, causal, scale)
     else:
         backend = "instrumented" if emulator.is_instrumenting() else "emulated"
         operator = registry.operator(version, backend)
         with emulator.launching():  # raises KernelFinding
-            out, lse = operator(q, k, v, causal, scale)
+            out, lse, _ = operator(q, k, v, causal, scale)
     return (out[..., :head_dim].contiguous() if padding else out), lse
 
 

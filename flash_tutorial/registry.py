@@ -19,7 +19,7 @@ from flash_tutorial.variants import variant
 from flash_tutorial.versions import Version, find
 
 NAMESPACE = "flash_tutorial_kernels"
-SCHEMA = "(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> (Tensor, Tensor)"
+SCHEMA = "(Tensor q, Tensor k, Tensor v, bool causal, float scale, int tiles=-1) -> (Tensor, Tensor, int)"
 
 
 def resolve(version: str | int | os.PathLike | Version, like: str | int | None = None) -> Version:
@@ -76,8 +76,10 @@ _lock = threading.RLock()
 def operator(version: Version, backend: str) -> Callable:
     """The raw operator of a version on a backend ("cuda", "emulated" or "instrumented"), built and loaded if need be.
 
-    An edit of the kernel, or of a header that it includes, is noticed at the next call. The operator wants contiguous,
-    16-byte-aligned tensors and a compiled head size: op(q, k, v, causal, scale) -> (out, lse).
+    An edit of the kernel, or of a header that it includes, is noticed at the next call. The operator wants
+    16-byte-aligned tensors, contiguous ones if the version is not strided, and a compiled head size:
+    op(q, k, v, causal, scale, tiles=-1) -> (out, lse, tiles), where `tiles` is the number of a tile shape: the one to
+    take, -1 for the kernel's own choice, and the one taken, -1 by a kernel that has but one.
 
     Raises BuildError if the kernel does not compile, or what it takes to build or load it is missing.
     """

@@ -32,11 +32,22 @@ void check(const Tensor& tensor, const char* name, const Tensor& q) {
     STD_TORCH_CHECK(tensor.scalar_type() == q.scalar_type(), name, ": q's dtype is accepted");
     STD_TORCH_CHECK(tensor.is_cuda() == q.is_cuda() && tensor.get_device_index() == q.get_device_index(), name,
                     ": q's device is accepted");
-    STD_TORCH_CHECK(tensor.is_contiguous(), name, ": contiguous tensors are accepted");
+    STD_TORCH_CHECK(flash_strided || tensor.is_contiguous(), name, ": contiguous tensors are accepted");
     STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0, name,
                     ": 16-byte-aligned tensors are accepted");
-    for (int dim = 0; dim < 4; ++dim)
+    for (int dim = 0; dim < 4; ++dim) {
         STD_TORCH_CHECK(tensor.size(dim) <= std::numeric_limits<int>::max(), name, ": sizes below 2^31 are accepted");
+        if (tensor.size(dim) <= 1) continue;  // its stride is never taken
+        const bool fits = dim == 3 ? tensor.stride(dim) == 1 : tensor.stride(dim) * tensor.element_size() % 16 == 0;
+        STD_TORCH_CHECK(fits, name, ": rows of neighbouring elements, a multiple of 16 bytes apart, are accepted");
+    }
+}
+
+/// Along a dimension of one element as in a contiguous tensor, so that all are multiples of 16 bytes.
+flash::Strides strides(const Tensor& tensor) {
+    const int64_t row = tensor.size(3), head = tensor.size(2) * row, batch = tensor.size(1) * head;
+    auto along = [&](int dim, int64_t contiguous) { return tensor.size(dim) <= 1 ? contiguous : tensor.stride(dim); };
+    return {along(0, batch), along(1, head), along(2, row)};
 }
 
 flash::Dtype dtype(const Tensor& q) {
@@ -48,9 +59,10 @@ flash::Dtype dtype(const Tensor& q) {
     }
 }
 
-/// q (batch, heads, M, head_dim), k and v (batch, kv_heads, N, head_dim) → out (batch, heads, M, head_dim) and
-/// lse (batch, heads, M), fp32.
-std::tuple<Tensor, Tensor> attention(Tensor q, Tensor k, Tensor v, bool causal, double scale) {
+/// q (batch, heads, M, head_dim), k and v (batch, kv_heads, N, head_dim), the number of a tile shape or -1 for the
+/// kernel's own choice → out (batch, heads, M, head_dim), lse (batch, heads, M), fp32, and the number of the tile shape
+/// taken, -1 by a kernel without several.
+std::tuple<Tensor, Tensor, int64_t> attention(Tensor q, Tensor k, Tensor v, bool causal, double scale, int64_t tiles) {
     check(q, "q", q);
     check(k, "k", q);
     check(v, "v", q);
@@ -59,12 +71,14 @@ std::tuple<Tensor, Tensor> attention(Tensor q, Tensor k, Tensor v, bool causal, 
     STD_TORCH_CHECK(k.size(1) == 0 ? q.size(1) == 0 : q.size(1) % k.size(1) == 0,
                     "q: a number of heads that is a multiple of k's is accepted");
     STD_TORCH_CHECK(std::isfinite(static_cast<float>(scale)), "scale: a finite number is accepted");
+    STD_TORCH_CHECK(tiles >= -1 && tiles <= std::numeric_limits<int>::max(),
+                    "tiles: -1 and small numbers are accepted");
 
     // Aliases of the inputs, so that the outputs' layout is what it is whatever q's strides are.
     Tensor out = torch::stable::new_empty(q, q.sizes());
     Tensor lse = torch::stable::new_empty(q, torch::headeronly::IntHeaderOnlyArrayRef(q.sizes().data(), 3),
                                           torch::headeronly::ScalarType::Float);
-    if (out.numel() == 0) return {out, lse};
+    if (out.numel() == 0) return {out, lse, -1};
 
     flash::Params params{};
     params.q = q.const_data_ptr();
@@ -72,6 +86,9 @@ std::tuple<Tensor, Tensor> attention(Tensor q, Tensor k, Tensor v, bool causal, 
     params.v = v.const_data_ptr();
     params.out = out.mutable_data_ptr();
     params.lse = static_cast<float*>(lse.mutable_data_ptr());
+    params.q_strides = strides(q);
+    params.k_strides = strides(k);
+    params.v_strides = strides(v);
     params.batch = static_cast<int>(q.size(0));
     params.heads = static_cast<int>(q.size(1));
     params.kv_heads = static_cast<int>(k.size(1));
@@ -82,12 +99,15 @@ std::tuple<Tensor, Tensor> attention(Tensor q, Tensor k, Tensor v, bool causal, 
     params.scale = static_cast<float>(scale);
     params.causal = causal;
 
+#ifdef USE_CUDA
+    const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
+#endif
+    params.tiles = tiles < 0 ? flash_tiles(&params) : static_cast<int>(tiles);
     const int64_t workspace_bytes = static_cast<int64_t>(flash_workspace_bytes(&params));
     Tensor workspace = torch::stable::new_empty(q, {workspace_bytes}, torch::headeronly::ScalarType::Byte);
     params.workspace = workspace.mutable_data_ptr();
 
 #ifdef USE_CUDA
-    const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
     void* stream = nullptr;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(q.get_device_index(), &stream));
     flash_attention(&params, stream);
@@ -97,7 +117,10 @@ std::tuple<Tensor, Tensor> attention(Tensor q, Tensor k, Tensor v, bool causal, 
     } globals;
     emulator_forget_globals();
     auto declare = [](const Tensor& tensor, const char* name, bool writable) {
-        emulator_declare_global(tensor.const_data_ptr(), tensor.numel() * tensor.element_size(), name, writable);
+        int64_t elements = tensor.numel() > 0;  // from the first to the last one, with what is between them
+        for (int dim = 0; dim < tensor.dim() && elements > 0; ++dim)
+            elements += (tensor.size(dim) - 1) * tensor.stride(dim);
+        emulator_declare_global(tensor.const_data_ptr(), elements * tensor.element_size(), name, writable);
     };
     declare(q, "q", false);
     declare(k, "k", false);
@@ -107,7 +130,7 @@ std::tuple<Tensor, Tensor> attention(Tensor q, Tensor k, Tensor v, bool causal, 
     declare(workspace, "workspace", true);
     flash_attention(&params, nullptr);
 #endif
-    return {out, lse};
+    return {out, lse, params.tiles};
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <emulator/cuda.h>
 #endif
 
+#include <atomic>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -26,19 +27,47 @@ __device__ __forceinline__ T* dynamic_shared() {
 #endif
 }
 
+#ifdef __CUDACC__
+/// Throws std::runtime_error with CUDA's own words, and `what` was asked for, if there is an error.
+inline void check_cuda(cudaError_t error, const std::string& what) {
+    if (error == cudaSuccess) return;
+    cudaGetLastError();  // forgets it: the next launch would be told of it again
+    throw std::runtime_error("CUDA: " + what + ": " + cudaGetErrorString(error));
+}
+#endif
+
+/// Streaming multiprocessors of the current device. The emulator has 132, as an H200: what a kernel chooses by their
+/// number is the same on every CPU.
+inline int sm_count() {
+#ifdef __CUDACC__
+    static std::atomic<int> counts[64];  // by device; 0: not asked yet
+    int device;
+    check_cuda(cudaGetDevice(&device), "the current device");
+    if (device < 64 && counts[device] != 0) return counts[device];
+    int count;
+    check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "the number of multiprocessors");
+    if (device < 64) counts[device] = count;
+    return count;
+#else
+    return 132;
+#endif
+}
+
 /// kernel<<<grid, block, shared_bytes, stream>>>(args...) for any amount of shared memory that the device has.
 /// Throws std::runtime_error with CUDA's own words if the launch is refused.
 template <class... P, class... A>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, void* stream, A... args) {
 #ifdef __CUDACC__
-    auto check = [](cudaError_t error) {
-        if (error != cudaSuccess) throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(error));
+    const auto check_launch = [=](cudaError_t error) {
+        if (error == cudaSuccess) return;
+        check_cuda(error, "a block of " + std::to_string(block.x * block.y * block.z) + " threads with " +
+                              std::to_string(shared_bytes) + " bytes of shared memory");
     };
     if (shared_bytes > 48 * 1024)  // beyond the default limit a kernel has to opt in
-        check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   static_cast<int>(shared_bytes)));
+        check_launch(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                          cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
     kernel<<<grid, block, shared_bytes, static_cast<cudaStream_t>(stream)>>>(P(args)...);
-    check(cudaGetLastError());
+    check_launch(cudaGetLastError());
 #else
     (void)stream;  // the emulator is done when launch returns
     auto thread = [=] { kernel(P(args)...); };
