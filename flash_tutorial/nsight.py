@@ -71,6 +71,7 @@ class Executed:
         """The same in the emulator's words, but for bytes; a predicated instruction counts whether it acts or not."""
         site = {"op": _OPERATIONS.get(self.opcode), "requests": self.warps, "sectors": self.sectors}
         site |= {"wavefronts": self.wavefronts, "ideal": self.wavefronts - self.excess, "lanes": 0, "bytes": 0}
+        site |= {"reads": self.warps, "read_bytes": 0}
         return emulator.site_counters(site)
 
 

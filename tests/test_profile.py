@@ -2,7 +2,9 @@
 
 `ncu` here is a program that prints stored tables; the last tests run the real one where there is a GPU for it."""
 
+import collections
 import dataclasses
+import gzip
 import json
 import os
 import pickle
@@ -106,10 +108,11 @@ sys.exit(status)
         (folder / "ncu").write_text(script)
         (folder / "ncu").chmod(0o755)
 
+    tables = ("raw", "instances", "source")
+
     def prints(self, raw: str, instances: str, source: str = "") -> None:
-        (self.folder / "raw").write_text(raw)
-        (self.folder / "instances").write_text(instances)
-        (self.folder / "source").write_text(source)
+        for name, text in zip(self.tables, (raw, instances, source), strict=True):
+            (self.folder / name).write_text(text)
 
     def says(self, words: str, status: int = 0, report: bool = True, error: str = "") -> None:
         (self.folder / "words").write_text(json.dumps([words, status, report, error]))
@@ -265,6 +268,26 @@ def test_counters_in_the_emulators_words(ncu, problem):
     assert found.mma == 0  # 16,384 on the pipe, all of them HFMA2
     assert found.global_load_sectors == 51_904_512
     assert found.global_load_bytes == found.syncwarps == 0  # no metric
+
+
+def test_tables_that_an_h200_gave(ncu, problem):
+    """What Nsight Compute 2025.3 printed of v04 on `problem`, against what v04's loops say: 4 warps and 48 · 32 · 32
+    pairs of tiles, each with 16 steps of 12 loads in both products, 4 barriers, 2 reductions of 4 rows by 3 shuffles."""
+    stored = (gzip.decompress((DATA / "ncu_h200" / f"{name}.csv.gz").read_bytes()).decode() for name in ncu.tables)
+    ncu.prints(*stored)
+    (launch,) = nsight.measure("v04", problem, COUNTERS, by_instruction=True)
+    assert (launch.kernel, launch.grid, launch.block) == ("attention_kernel<64>", (48 * 32, 1, 1), (128, 1, 1))
+    counted, warps = nsight.counted(launch), 4 * 48 * 32 * 32
+    assert counted["shared_load_requests"] == warps * 2 * 16 * 12
+    assert counted["shuffles"] == warps * 2 * 4 * 3
+    assert counted["barriers"] == warps * 4
+    assert counted["mma"] == counted["ldmatrix"] == counted["cp_async"] == 0
+
+    opcodes = collections.Counter()
+    for each in launch.code:
+        opcodes[each.opcode] += each.warps
+    assert opcodes["SHFL"] == counted["shuffles"] and opcodes["BAR"] == counted["barriers"]
+    assert opcodes["FFMA"] > 0.6 * opcodes.total()
 
 
 def test_counters_are_summed_over_launches(ncu, problem):
