@@ -272,7 +272,7 @@ def test_counters_in_the_emulators_words(ncu, problem):
 
 def test_tables_that_an_h200_gave(ncu, problem):
     """What Nsight Compute 2025.3 printed of v04 on `problem`, against what v04's loops say: 4 warps and 48 · 32 · 32
-    pairs of tiles, each with 16 steps of 12 loads in both products, 4 barriers, 2 reductions of 4 rows by 3 shuffles."""
+    pairs of tiles, each with 16 steps of 12 loads in both products, 4 barriers, 2 reductions of 4 rows in 3 steps."""
     stored = (gzip.decompress((DATA / "ncu_h200" / f"{name}.csv.gz").read_bytes()).decode() for name in ncu.tables)
     ncu.prints(*stored)
     (launch,) = nsight.measure("v04", problem, COUNTERS, by_instruction=True)
