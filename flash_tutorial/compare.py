@@ -310,11 +310,11 @@ def sectors_per_request(counters: emulator.Counters) -> float | None:
 _COUNTER_COLUMNS: tuple[tuple[str, str, Callable], ...] = (
     ("global\nload\nbytes", "global load bytes", lambda c: c.global_load_bytes),
     ("global\nstore\nbytes", "global store bytes", lambda c: c.global_store_bytes),
-    ("sectors\n/request", "sectors / request", sectors_per_request),
+    ("sec-\ntors\n/req.", "sectors / request", sectors_per_request),
     ("shared\nwave-\nfronts", "shared wavefronts", lambda c: c.shared_load_wavefronts + c.shared_store_wavefronts),
     ("bank\ncon-\nflicts", "bank conflicts", lambda c: c.shared_load_conflicts + c.shared_store_conflicts),
-    ("barriers", "barriers", lambda c: c.barriers),
-    ("shuffles", "shuffles", lambda c: c.shuffles),
+    ("bar-\nriers", "barriers", lambda c: c.barriers),
+    ("shuf-\nfles", "shuffles", lambda c: c.shuffles),
 )
 
 

@@ -14,11 +14,12 @@
 #include "flash/ptx/cp_async.cuh"
 #include "flash/ptx/ldmatrix.cuh"
 #include "flash/ptx/mma.cuh"
+#include "flash/softmax.cuh"
 #include "flash/swizzle.cuh"
 
 namespace {
 
-using flash::pack;
+using flash::pack, flash::row_max, flash::row_sum;
 using flash::ptx::cp_async, flash::ptx::cp_async_commit_group, flash::ptx::cp_async_wait_group;
 using flash::ptx::ldmatrix_x4, flash::ptx::mma_m16n8k16;
 
@@ -33,7 +34,6 @@ constexpr int STAGES = 2;              // tiles of K, and of V, in shared memory
 constexpr Loads LOADS = Loads::eager;  // as soon as there is room for the tile; lazy: when it is needed
 constexpr int AHEAD = 1;               // steps of a product whose fragments are loaded before one is multiplied
 constexpr int PENDING = LOADS == Loads::eager ? 2 * (STAGES - 1) : 0;  // groups of copies that a wait leaves in flight
-constexpr unsigned ALL_LANES = 0xffffffff;
 static_assert(BLOCK_Q == WARPS * 16, "a warp owns the 16 rows of an mma.sync");
 static_assert(BLOCK_KV % 16 == 0, "16 keys are one step of P V");
 
@@ -72,17 +72,6 @@ __device__ void load_tile(Tile<Element, ROWS, D>& tile, const Element* matrix, i
         const int row = first_row + i;
         cp_async<16>(tile.at(row, column), first + i * D, row < rows ? 16 : 0);
     }
-}
-
-// Over the 4 lanes that share a row, which are neighbours.
-__device__ float row_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
-    return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
-}
-
-__device__ float row_sum(float x) {
-    x += __shfl_xor_sync(ALL_LANES, x, 1);
-    return x + __shfl_xor_sync(ALL_LANES, x, 2);
 }
 
 template <class Element, int D>

@@ -15,11 +15,12 @@
 #include "flash/ptx/ex2.cuh"
 #include "flash/ptx/ldmatrix.cuh"
 #include "flash/ptx/mma.cuh"
+#include "flash/softmax.cuh"
 #include "flash/swizzle.cuh"
 
 namespace {
 
-using flash::pack;
+using flash::pack, flash::row_max, flash::row_sum;
 using flash::ptx::cp_async, flash::ptx::cp_async_commit_group, flash::ptx::cp_async_wait_group;
 using flash::ptx::ldmatrix_x4, flash::ptx::mma_m16n8k16;
 
@@ -39,7 +40,6 @@ constexpr Sums SUMS = Sums::end;           // when the four parts of a row's sum
 constexpr bool PEEL = true;                // the first tile has code of its own
 constexpr float LOG = EXP == Exp::exp2 ? 1.44269504f : 1;  // log2(e), or log(e)
 constexpr float LARGEST_SHIFT = 256;  // that is rounded by so little (2^-16) that exponentials are as exact as P
-constexpr unsigned ALL_LANES = 0xffffffff;
 static_assert(BLOCK_Q == WARPS * 16, "a warp owns the 16 rows of an mma.sync");
 static_assert(BLOCK_KV % 16 == 0, "16 keys are one step of P V");
 
@@ -78,17 +78,6 @@ __device__ void load_tile(Tile<Element, ROWS, D>& tile, const Element* matrix, i
         const int row = first_row + i;
         cp_async<16>(tile.at(row, column), first + i * D, row < rows ? 16 : 0);
     }
-}
-
-// Over the 4 lanes that share a row, which are neighbours.
-__device__ float row_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
-    return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
-}
-
-__device__ float row_sum(float x) {
-    x += __shfl_xor_sync(ALL_LANES, x, 1);
-    return x + __shfl_xor_sync(ALL_LANES, x, 2);
 }
 
 __device__ float exponential(float x) { return EXP == Exp::exp2 ? flash::ptx::ex2(x) : expf(x); }
@@ -167,6 +156,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<D>) attention_kernel(flash::Pa
 #pragma unroll
     for (int d = 0; d < D / 16; ++d) ldmatrix_x4(Q_rmem[d], Q_smem.at(warp_id * 16 + block_row, d * 16 + block_column));
 
+    // What is done with a tile; with the first one (true_type) O, m and l are as they were set.
     auto step = [&](int kv_tile, auto first) __attribute__((always_inline)) {
         const int kv_begin = kv_tile * BLOCK_KV;
         cp_async_wait_group<PENDING>();  // this thread's part of K has landed
@@ -289,19 +279,22 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<D>) attention_kernel(flash::Pa
     if (PEEL && kv_tiles > 0) step(0, std::true_type{});
     for (int kv_tile = PEEL; kv_tile < kv_tiles; ++kv_tile) step(kv_tile, std::false_type{});
 
+    if constexpr (SUMS == Sums::end) {
+        for (float& l : l_rmem) l = row_sum(l);
+    }
+
     // O is sum(exp(s - m) V) and l is sum(exp(s - m)). A row without keys (l = 0) gives 0, not 0 / 0, and lse = -inf.
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int row = lane_row + r * 8;
-        const float l = SUMS == Sums::end ? row_sum(l_rmem[r]) : l_rmem[r];
         if (q_begin + row >= M) break;
-        const float inverse = l == 0 ? 0 : 1 / l;
+        const float inverse = l_rmem[r] == 0 ? 0 : 1 / l_rmem[r];
 #pragma unroll
         for (int c = 0; c < D / 8; ++c) {
             const uint32_t o = pack<Element>(O_rmem[c][2 * r] * inverse, O_rmem[c][2 * r + 1] * inverse);
             *reinterpret_cast<uint32_t*>(&O[row * D + c * 8 + lane_column]) = o;
         }
-        const float lse = fmaf(shift_rmem[r].base, scale, shift_rmem[r].scaled * (1 / LOG)) + logf(l);
+        const float lse = fmaf(shift_rmem[r].base, scale, shift_rmem[r].scaled * (1 / LOG)) + logf(l_rmem[r]);
         if (lane_id % 4 == 0) params.lse[int64_t(head) * M + q_begin + row] = lse;
     }
 }
