@@ -331,14 +331,15 @@ def measure(
             run.ceilings = clock.ceilings(shape.dtype for shape in plan.shapes)
             bar.update()
             for shape, contenders in work.items():
-                _measure_one(run, shape, contenders, warmup, repetitions, bar)
+                measure_problem(run, shape, contenders, warmup, repetitions, bar)
         except KeyboardInterrupt:
             run.interrupted = True
     return run
 
 
-def _measure_one(run: Run, shape: Shape, contenders: list[Contender], warmup, repetitions, bar) -> None:
-    """Adds the rows of one problem, however it ends."""
+def measure_problem(run: Run, shape: Shape, contenders: list[Contender], warmup, repetitions, bar) -> None:
+    """Adds the rows of one problem to a run, however it ends; `bar` (tqdm's) goes on by 1 + clock.ROUNDS for each
+    contender."""
     import torch
 
     from flash_tutorial import clock

@@ -1,4 +1,4 @@
-"""The command `flash-tutorial`: list, run, compare, diff, profile, inspect, hardware, doctor.
+"""The command `flash-tutorial`: list, run, compare, bench, tune, diff, profile, inspect, hardware, pictures, doctor.
 
 What takes long to import (torch above all) is imported by the commands that need it, so that `list`, `diff` and
 `--help` answer at once.
@@ -48,6 +48,7 @@ def _teach(text: str, right: str, wrong: str) -> str:
       flash-tutorial run v03 --causal        one version on random tensors: right? what does it cost?
       flash-tutorial compare all sdpa        all of them and PyTorch, side by side
       flash-tutorial bench --stored          their times on a GPU, as measured; without --stored: on yours
+      flash-tutorial tune v09                which of v09's tile shapes is the fastest on this GPU
       flash-tutorial diff v03                what v03 changed from v02
       flash-tutorial profile v03             what it does to the machine, by source line; on a GPU by ncu
       flash-tutorial inspect v03 v04         registers, occupancy and instructions, as nvcc makes them
@@ -346,12 +347,15 @@ def _write(path: Path, text: str) -> None:
 INTERRUPTED = 130  # as a shell has it for Ctrl-C
 
 
-def _lengths(ctx: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+def _numbers(ctx: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     words = text.split(",")
     if not all(word.strip().isascii() and word.strip().isdigit() for word in words):
-        raise click.BadParameter(f"{text!r} is no list of lengths: whole numbers with commas between them are accepted")
+        things = "head sizes" if parameter.name == "head_dims" else "lengths"
+        raise click.BadParameter(
+            f"{text!r} is no list of {things}: whole numbers with commas between them are accepted"
+        )
     return tuple(dict.fromkeys(map(int, words)))
 
 
@@ -403,7 +407,7 @@ def _lengths(ctx: click.Context, parameter: click.Parameter, text: str | None) -
 @click.option("--num-heads", "heads", type=click.IntRange(1), help="Query heads, a multiple of --kv-heads.")
 @click.option("--kv-heads", type=click.IntRange(1), help="Key/value heads.  [default: as many as --num-heads]")
 @click.option("--head-dim", type=click.IntRange(1), help="Size D of a head.")
-@click.option("--seq-lens", "seqs", metavar="N,N,...", callback=_lengths, help="Lengths, of queries and keys alike.")
+@click.option("--seq-lens", "seqs", metavar="N,N,...", callback=_numbers, help="Lengths, of queries and keys alike.")
 @click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="Of the tensors.")
 @click.option("--causal/--full", "causal", default=None, help="Query i sees keys j <= i only, or all.")
 @click.option(
@@ -487,6 +491,106 @@ def bench(
         with _asked_wrongly():
             _write(out, text + "\n")
         click.echo(f"{out}: {len(rows)} rows", err=True)
+    ctx.exit(status)
+
+
+# ---------------------------------------------------------------------------------------------------------- tune
+
+
+@main.command(
+    short_help="Which tile shapes of a version are the fastest on this GPU.",
+    help=_teach(
+        """Times every tile shape of a version that has several, by the rules of `bench`: on the same random tensors,
+    each held against float64 first, in turns. From then on the version takes, for each problem on this GPU, the shape
+    that was the fastest at its head size and mask and the nearest length.
+
+    Times are kept in results/tuning/<gpu>.json, each problem as soon as it is done: Ctrl-C (exit status 130) loses one
+    problem, and the next run goes on there. What was measured with the kernel as it is now is not measured again. Times
+    of some --tiles only, or of a kernel that has changed since, are shown but not used.
+
+    Unless told otherwise the problems are those of `bench --suite paper`: bf16, B*N=16,384, H*D=2,048, D=64 and 128,
+    full and causal, N=512 to 16,384. A problem of less than half as many queries (B*H*N) is not taken to be alike.
+
+    \b
+    Examples:
+      flash-tutorial tune v09
+      flash-tutorial tune v09 --tiles 64x64,64x32,32x32 --head-dims 128 --dtype float16 --causal
+      flash-tutorial tune v09 --seq-lens 512,1024 --batch-size 1 --num-heads 32
+      flash-tutorial tune v09 --stored --format github
+
+    \b
+    Columns:
+      N          the length
+      64x64 ...  TFLOP/s; the best is marked, and what differs from it by less than the spread
+      own        what the kernel chooses by itself, as it does on a GPU that was not tuned
+      loses      how much longer that takes than the best
+    """,
+        "every tile shape that this GPU can launch is right",
+        "one is wrong or failed, the kernel does not compile, or nothing is stored",
+    ),
+)
+@click.argument("version", metavar="VERSION|PATH.cu")
+@click.option("--tiles", metavar="WORD,WORD,...", help="Some of its tile shapes (list --variants).  [default: all]")
+@click.option("--head-dims", metavar="D,D,...", callback=_numbers, help="Compiled head sizes.  [default: 64,128]")
+@click.option("--seq-lens", "seqs", metavar="N,N,...", callback=_numbers, help="Lengths, of queries and keys alike.")
+@click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="[default: bfloat16]")
+@click.option("--causal/--full", "causal", default=None, help="With the mask, or without.  [default: both]")
+@click.option("--batch-size", "batch", type=click.IntRange(1), help="Sequences in the batch.")
+@click.option("--num-heads", "heads", type=click.IntRange(1), help="Heads.")
+@click.option(
+    "--warmup", metavar="N", type=click.IntRange(0), help="Calls before the first that is timed.  [default: 5]"
+)
+@click.option("--repetitions", metavar="N", type=click.IntRange(1), help="Timed calls of each.  [default: 30]")
+@click.option("--force", is_flag=True, help="Measure again what has been measured.")
+@click.option("--like", metavar="VERSION", help="The version whose tile shapes your .cu has.")
+@click.option("--stored", is_flag=True, help="Show what is stored and measure nothing: needs no GPU.")
+@click.option("--gpu", metavar="NAME", help="With --stored: whose times, h200 for example.  [default: every GPU's]")
+@click.option("--format", "fmt", type=click.Choice(["simple", "github", "json"]), default="simple", show_default=True)
+@click.pass_context
+def tune(
+    ctx: click.Context,
+    version: str,
+    tiles: str | None,
+    causal: bool | None,
+    warmup: int | None,
+    repetitions: int | None,
+    force: bool,
+    like: str | None,
+    stored: bool,
+    gpu: str | None,
+    fmt: str,
+    **chosen: object,
+) -> None:
+    chosen |= {"causals": None if causal is None else (causal,)}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    with _asked_wrongly():
+        if gpu is not None and not stored:
+            raise ValueError("--gpu chooses among stored times: it needs --stored")
+        if stored and (force or warmup is not None or repetitions is not None):
+            raise ValueError("--stored measures nothing: --force, --warmup and --repetitions have no place beside it")
+
+        from flash_tutorial import tune as tuning
+
+        words = None if tiles is None else [word.strip() for word in tiles.split(",")]
+        plan = tuning.plan_of(version, tiles=words, like=like, **chosen)
+        if stored:
+            rows, said, status = tuning.stored(plan.version, plan.shapes if chosen else None, gpu), [], RIGHT
+        else:
+            try:
+                run = tuning.measure(plan, force=force, warmup=warmup, repetitions=repetitions)
+            except build.BuildError as error:
+                click.echo(error, err=True)
+                ctx.exit(WRONG)
+            rows, said = run.rows, run.said
+            status = INTERRUPTED if run.interrupted else RIGHT if run.right else WRONG
+    for line in said:
+        click.echo(line, err=True)
+    tables = tuning.tables_of(rows, plan.tiles)
+    if not tables:
+        what = "nothing of this is stored: `flash-tutorial tune` measures it on a GPU" if stored else "nothing measured"
+        click.echo(what, err=True)
+        ctx.exit(status or WRONG)
+    click.echo(tuning.render(tables, fmt))
     ctx.exit(status)
 
 

@@ -6,6 +6,7 @@ reader's own kernel. The operators are written in Python around a raw one, which
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import numbers
@@ -14,7 +15,7 @@ import zlib
 
 import torch
 
-from flash_tutorial import build, emulator, registry
+from flash_tutorial import build, emulator, registry, tune
 from flash_tutorial.versions import VERSIONS, Version, accepting
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -35,6 +36,7 @@ def attention(
     like: str | int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale·q·kᵀ)·v by one version's kernel: on a GPU for CUDA tensors, on the emulator for CPU tensors.
+    On a GPU that `flash-tutorial tune` has measured a version with several tile shapes takes the one found best there.
 
     q        (batch, heads, M, head_dim)
     k, v     (batch, kv_heads, N, head_dim); heads is a multiple of kv_heads, and each K/V head serves heads / kv_heads
@@ -105,24 +107,33 @@ def _run(version: Version, q, k, v, causal=False, scale=None):
     if scale is None:
         scale = 1 / math.sqrt(head_dim)  # of the true head size, not the padded one
     padding = min(size for size in version.head_dims if size >= head_dim) - head_dim
-    q, k, v = (_as_kernels_want(tensor, padding) for tensor in (q, k, v))
+    q, k, v = (_as_kernel_wants(version, tensor, padding) for tensor in (q, k, v))
 
-    if q.device.type == "cuda":
-        out, lse, _ = registry.operator(version, "cuda")(q, k, v, causal, scale)
-    else:
-        backend = "instrumented" if emulator.is_instrumenting() else "emulated"
-        operator = registry.operator(version, backend)
-        with emulator.launching():  # raises KernelFinding
-            out, lse, _ = operator(q, k, v, causal, scale)
+    on_gpu = q.device.type == "cuda"
+    backend = "cuda" if on_gpu else "instrumented" if emulator.is_instrumenting() else "emulated"
+    operator = registry.operator(version, backend)
+    tiles = tune.choice(version, operator, q, k, causal)
+    with contextlib.nullcontext() if on_gpu else emulator.launching():  # raises KernelFinding
+        out, lse, _ = operator(q, k, v, causal, scale, tiles)
     return (out[..., :head_dim].contiguous() if padding else out), lse
 
 
-def _as_kernels_want(tensor: torch.Tensor, padding: int) -> torch.Tensor:
-    """The tensor, contiguous and aligned, its head size padded with zeros, which add nothing to any product."""
+def _as_kernel_wants(version: Version, tensor: torch.Tensor, padding: int) -> torch.Tensor:
+    """The tensor, its head size padded with zeros, which add nothing to any product: itself if the version's kernel can
+    read it in place, else a contiguous copy."""
     if padding:
         return torch.nn.functional.pad(tensor, (0, padding)).contiguous()
-    tensor = tensor.contiguous()
-    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
+    in_place = tensor.data_ptr() % _ALIGNMENT == 0 and (_in_rows(tensor) if version.strided else tensor.is_contiguous())
+    return tensor if in_place else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _in_rows(tensor: torch.Tensor) -> bool:
+    """Whether a row's elements are neighbours, and all rows begin at multiples of 16 bytes if the first does."""
+    return all(
+        stride == 1 if dim == 3 else stride * tensor.element_size() % _ALIGNMENT == 0
+        for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True))
+        if size > 1  # else no stride is taken
+    )
 
 
 def _fake(version: Version, q, k, v, causal=False, scale=None):

@@ -3,6 +3,7 @@
     results/<gpu>.json             times (flash_tutorial.benchmark), and the ceilings measured beside them
     results/profiles/<gpu>.json    Nsight Compute's figures of a launch (flash_tutorial.profile)
     results/counters/<gpu>.json    the emulator's counters beside the GPU's (flash_tutorial.hardware)
+    results/tuning/<gpu>.json      times of a version's tile shapes (flash_tutorial.tune)
 
 A file holds the runs of one GPU, {"format", "gpu", "runs": [{"date", "environment", "rows", …}]}; a row is one
 measured thing and has a "version" and, for a version, the hash of its kernel's sources: a row whose kernel has changed
@@ -24,7 +25,7 @@ from typing import Any
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 FORMAT = 1
-_FOLDERS = {"times": ".", "profiles": "profiles", "counters": "counters"}
+_FOLDERS = {"times": ".", "profiles": "profiles", "counters": "counters", "tuning": "tuning"}
 
 
 def environment() -> dict[str, str]:
@@ -64,13 +65,18 @@ def gpu_stem(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower().removeprefix("nvidia ").removeprefix("geforce ")).strip("_")
 
 
+def path_of(kind: str, gpu: str, folder: Path | None = None) -> Path:
+    """The path of a GPU's results file of a kind ("times", "profiles", "counters", "tuning")."""
+    return _folder(kind, folder) / f"{gpu_stem(gpu)}.json"
+
+
 def check(kind: str, gpu: str, folder: Path | None = None) -> Path:
-    """The path of a GPU's results file of a kind ("times", "profiles", "counters"), after a look at whether a run can
-    be added to it: to be asked before anything is measured.
+    """The path of a GPU's results file of a kind, after a look at whether a run can be added to it: to be asked before
+    anything is measured.
 
     Raises ValueError if the file is damaged or of another format version, OSError if it cannot be written.
     """
-    path = _folder(kind, folder) / f"{gpu_stem(gpu)}.json"
+    path = path_of(kind, gpu, folder)
     if path.exists():
         _read(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,13 +112,14 @@ def append(
     return path
 
 
-def runs(kind: str, folder: Path | None = None) -> list[dict[str, Any]]:
-    """Every run of a kind, of all GPUs, oldest first, each with its "gpu".
+def runs(kind: str, folder: Path | None = None, gpu: str | None = None) -> list[dict[str, Any]]:
+    """Every run of a kind, of all GPUs or of one, oldest first, each with its "gpu".
 
     Raises ValueError if a file is damaged or of another format version.
     """
     found = []
-    for path in sorted(_folder(kind, folder).glob("*.json")):
+    stem = "*" if gpu is None else gpu_stem(gpu)
+    for path in sorted(_folder(kind, folder).glob(f"{stem}.json")):
         document = _read(path)
         found += [{**run, "gpu": document["gpu"]} for run in document["runs"]]
     return sorted(found, key=lambda run: run["date"])

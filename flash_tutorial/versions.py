@@ -58,6 +58,7 @@ class Version:
     min_arch: str = "8.0"  # the oldest compute capability it runs on
     archs: tuple[str, ...] | None = None  # what nvcc builds it for, e.g. ("9.0a",); None: the build's default list
     fused: bool = True  # one kernel launch does it all
+    strided: bool = False  # it reads q, k and v where they are, whatever their strides (if multiples of 16 bytes)
     options: tuple[Option, ...] = ()  # what its variants may set
     own: Path | None = None  # a reader's kernel file, or a variant's
     settings: tuple[tuple[str, str], ...] = ()  # of a variant: options and the words chosen
@@ -66,6 +67,15 @@ class Version:
     def source(self) -> Path:
         """The kernel file."""
         return self.own or KERNELS / f"{self.name}.cu"
+
+    @property
+    def tiles(self) -> tuple[str, ...]:
+        """The tile shapes between which a launch chooses, in the order of their numbers: the words of the option
+        "tiles" after its first, which leaves the choice to the launch. None where a kernel has one shape, or a variant
+        has made the choice."""
+        if any(name == "tiles" for name, _ in self.settings):
+            return ()
+        return next((option.words[1:] for option in self.options if option.name == "tiles"), ())
 
     @property
     def label(self) -> str:

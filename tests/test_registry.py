@@ -274,7 +274,7 @@ def test_a_compiler_error_shows_the_readers_lines(own):
 @pytest.mark.parametrize(
     "without, symbol",
     [
-        (lambda text: text.replace("FLASH_REGISTER(launch)", ""), "flash_op_name"),
+        (lambda text: text.replace("FLASH_REGISTER(launch)", ""), "flash_"),
         (
             lambda text: text.replace(
                 "    flash::dispatch", "    extern void nowhere();\n    nowhere();\n    flash::dispatch"

@@ -11,7 +11,7 @@ import torch
 from flash_tutorial import build, results, versions
 
 GPU = {"name": "NVIDIA Test 1", "driver_version": "1.0"}
-KINDS = {"times": "test_1.json", "profiles": "profiles/test_1.json", "counters": "counters/test_1.json"}
+KINDS = {"times": "test_1.json"} | {kind: f"{kind}/test_1.json" for kind in ("profiles", "counters", "tuning")}
 
 
 def row(version="v00_naive", figure=1.0, **more):
