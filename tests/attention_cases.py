@@ -168,6 +168,8 @@ GUARD = 64  # poisoned elements before and after a tensor: a multiple of 16 byte
 def place(tensor: torch.Tensor, layout: str, device: str) -> torch.Tensor:
     """A view with the values of `tensor` (batch, heads, length, head_dim), laid out as `layout` says, on `device`.
 
+    A layout is one of AXES, or "interleaved", which a strided kernel reads where it is if 8 divides head_dim.
+
     Every byte of its storage that the view does not show is 0xFF: a NaN in each dtype. "expanded" has one head's
     values in all heads.
     """
@@ -177,6 +179,7 @@ def place(tensor: torch.Tensor, layout: str, device: str) -> torch.Tensor:
         "contiguous": (heads * length * dim, length * dim, dim, 1),
         "misaligned": (heads * length * dim, length * dim, dim, 1),
         "transposed": (length * heads * row, row, heads * row, 1),  # (batch, length, heads, dim + 3) in memory
+        "interleaved": (length * heads * (dim + 8), dim + 8, heads * (dim + 8), 1),  # transposed, with 8 between rows
         "every_other": (2 * heads * length * dim, 2 * length * dim, 2 * dim, 2),
         "expanded": (length * dim, 0, dim, 1),
     }[layout]

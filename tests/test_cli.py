@@ -24,7 +24,10 @@ from flash_tutorial.cli import main
 
 REAL_INPUT = Path(__file__).parent / "data" / "minilm_qkv.safetensors"
 SMALL = ["--queries", "5", "--keys", "7", "--head-dim", "32", "--heads", "2", "--kv-heads", "1"]
-COMMANDS = "list run compare bench tune diff profile inspect hardware roofline plot doctor".split()
+COMMANDS = [
+    *("list", "run", "compare", "bench", "tune", "diff"),
+    *("profile", "inspect", "hardware", "roofline", "plot", "doctor"),
+]
 WIDTH = 100  # columns that a reader's terminal has
 
 
