@@ -37,7 +37,7 @@ void check(const Tensor& tensor, const char* name, const Tensor& q) {
                     ": 16-byte-aligned tensors are accepted");
     for (int dim = 0; dim < 4; ++dim) {
         STD_TORCH_CHECK(tensor.size(dim) <= std::numeric_limits<int>::max(), name, ": sizes below 2^31 are accepted");
-        if (tensor.size(dim) <= 1) continue;  // its stride is never taken
+        if (tensor.size(dim) <= 1 || tensor.numel() == 0) continue;  // its stride is never taken
         const bool fits = dim == 3 ? tensor.stride(dim) == 1 : tensor.stride(dim) * tensor.element_size() % 16 == 0;
         STD_TORCH_CHECK(fits, name, ": rows of neighbouring elements, a multiple of 16 bytes apart, are accepted");
     }
