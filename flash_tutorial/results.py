@@ -164,4 +164,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} has results format {found!r}; this version reads format {FORMAT}")
     if not isinstance(document.get("gpu"), str) or not isinstance(document.get("runs"), list):
         raise ValueError(f"{path} is damaged (it names no GPU, or has no list of runs); mend or remove it")
+    for run in document["runs"]:
+        if not isinstance(run, dict) or not isinstance(run.get("date"), str) or not isinstance(run.get("rows"), list):
+            raise ValueError(f"{path} is damaged (a run in it has no date, or no list of rows); mend or remove it")
     return document

@@ -68,6 +68,8 @@ def test_a_row_of_a_kernel_that_has_changed_since_is_stale(tmp_path):
         ('{"format": 99, "runs": []}', "format 99; this version reads format 1"),
         ("[]", "format None"),
         ('{"format": 1, "gpu": "NVIDIA Test 1"}', "is damaged"),
+        ('{"format": 1, "gpu": "NVIDIA Test 1", "runs": [{"rows": []}]}', "is damaged"),
+        ('{"format": 1, "gpu": "NVIDIA Test 1", "runs": [{"date": "2026-01-02", "rows": 3}]}', "is damaged"),
         ("\ud800", "is damaged"),
     ],
 )
