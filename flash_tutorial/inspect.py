@@ -256,7 +256,7 @@ def _program(name: str) -> str | None:
 
 
 def _launches(version: Version, head_dim: int, dtype: str) -> dict[str, tuple[int, int]]:
-    """Kernel → threads and bytes of dynamic shared memory of a block, in launch order, from a tiny emulated call."""
+    """Kernel → threads and bytes of dynamic shared memory of a block, in launch order, from tiny emulated calls."""
     import torch
 
     from flash_tutorial import emulator, registry
@@ -264,7 +264,8 @@ def _launches(version: Version, head_dim: int, dtype: str) -> dict[str, tuple[in
     operator = registry.operator(version, "emulated")
     q, k, v = torch.zeros(3, 1, 1, 16, head_dim, dtype=getattr(torch, dtype))
     with emulator.launching(raise_on_finding=False) as report:
-        operator(q, k, v, False, 1.0)
+        for tiles in range(len(version.tiles)) or (-1,):  # each tile shape is a kernel of its own
+            operator(q, k, v, False, 1.0, tiles)
     return {
         launch.kernel: (launch.block[0] * launch.block[1] * launch.block[2], launch.shared_bytes)
         for launch in report.launches
@@ -425,7 +426,10 @@ def describe(inspections: Sequence[Inspection], fmt: str = "simple", sass: bool 
     from tabulate import tabulate
 
     columns = [(each.name, kernel) for each in inspections for kernel in each.kernels]
-    headers = [f"{name}\n{kernel.name}" if fmt == "simple" else f"{name} {kernel.name}" for name, kernel in columns]
+    break_at = "\n" if len(columns) > 2 else " "  # of a kernel's name: many columns have to be narrow
+    headers = [f"{name}\n{kernel.name.replace(', ', ',' + break_at)}" for name, kernel in columns]
+    if fmt != "simple":
+        headers = [header.replace("\n", " ") for header in headers]
     pairs = _pairs(inspections)
     table = []
     for name, value in _ROWS.items():
