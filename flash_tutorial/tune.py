@@ -57,12 +57,15 @@ def choice(
     if not version.tiles or q.device.type == "cpu" or q.numel() == 0 or k.numel() == 0:
         return OWN_CHOICE
     gpu = _name(q.device)
-    file = _as_it_is(results.path_of("tuning", gpu, folder))
-    if file is None:
+    folder = results.RESULTS if folder is None else folder
+    try:
+        status = os.stat(_path(gpu, folder))
+    except OSError:
         return OWN_CHOICE
+    stamp = status.st_mtime_ns, status.st_size
     dtype = str(q.dtype).removeprefix("torch.")
     queries, keys = q.shape[0] * q.shape[1] * q.shape[2], k.shape[2]
-    return _nearest(version, operator, gpu, file, dtype, q.shape[3], causal, queries, keys)
+    return _nearest(version, operator, gpu, folder, stamp, dtype, q.shape[3], causal, queries, keys)
 
 
 @functools.cache
@@ -72,20 +75,16 @@ def _name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device)
 
 
-def _as_it_is(path: Path) -> tuple[Path, int, int] | None:
-    """A results file and what changes with its content; None if there is none."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return path, status.st_mtime_ns, status.st_size
+@functools.cache
+def _path(gpu: str, folder: Path) -> str:
+    return str(results.path_of("tuning", gpu, folder))
 
 
 @functools.lru_cache(maxsize=4096)  # a launch has no time to read a file
-def _nearest(version, operator, gpu, file, dtype: str, head_dim: int, causal: bool, queries: int, keys: int) -> int:
+def _nearest(version, operator, gpu, folder, stamp, dtype, head_dim: int, causal: bool, queries: int, keys: int) -> int:
     alike = [
         (shape, number)
-        for shape, number in _fastest(version, operator, gpu, file)
+        for shape, number in _fastest(version, operator, gpu, folder, stamp)
         if (shape.head_dim, shape.causal) == (head_dim, causal) and queries >= LEAST * _queries(shape)
     ]
     alike = [each for each in alike if each[0].dtype == dtype] or alike
@@ -102,12 +101,13 @@ def _queries(shape: Shape) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _fastest(version: Version, operator: Callable, gpu: str, file: tuple[Path, int, int]) -> list[tuple[Shape, int]]:
+def _fastest(
+    version: Version, operator: Callable, gpu: str, folder: Path, stamp: tuple[int, int]
+) -> list[tuple[Shape, int]]:
     """Each problem that was measured with all tile shapes of the kernel as it is now, and the fastest one's number.
-    `operator` and `file` are other ones when the kernel or the results have changed."""
-    path, *_ = file
+    `operator` and `stamp` are other ones when the kernel or the results file have changed."""
     try:
-        lines = current(version, gpu, path.parent.parent)
+        lines = current(version, gpu, folder)
     except (ValueError, OSError) as error:
         warnings.warn(f"{error}: until then kernels choose their tile shapes themselves", RuntimeWarning, stacklevel=2)
         return []
