@@ -120,7 +120,7 @@ def _fastest(
 
 @dataclass(frozen=True)
 class Line:
-    """One problem and the rows of its tile shapes, by the word for each: see `measure` for what a row holds."""
+    """One problem and the rows of its tile shapes, by the word for each: see `Run` for what a row holds."""
 
     shape: Shape
     rows: Mapping[str, Mapping[str, Any]]
