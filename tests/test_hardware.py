@@ -335,6 +335,23 @@ def test_what_is_known_of_v00_is_worked_out():
             assert "a round behind" in hardware.reason(stored, counter)
 
 
+@needs_table
+def test_what_is_known_of_v08_is_in_its_machine_code():
+    stored = [each for each in STORED if each["version"] == "v08_fused_softmax"]
+    less = [each for each in stored if hardware.share(each, "cp_async_wavefronts") < 0]
+    assert less
+    for each in less:
+        blocks = each["batch"] * each["heads"] * -(-each["queries"] // 64)
+        one_tile = 64 * each["head_dim"] * 2 // 128  # wavefronts
+        missing = each["emulator"]["cp_async_wavefronts"] - each["hardware"]["cp_async_wavefronts"]
+        assert 0.9 * blocks * one_tile < missing <= blocks * one_tile
+    if inspect.disassembler() is None or build.nvcc() is None:
+        pytest.skip("no disassembler, or no nvcc: the machine code is not seen")
+    (kernel,) = inspect.inspect(registry.resolve("v08"), "sm_90", 64, "float16").kernels
+    copies = [each.text for each in kernel.sass if "LDGSTS" in each.text]
+    assert 0 < sum(text.startswith("@") for text in copies) < len(copies)
+
+
 def test_tolerances():
     (stores,) = (each for each in hardware.TOLERANCES if each.counters == ("global_store_sectors",))
     sectors = {"global_store_sectors": 524288}  # as measured once: 524285
