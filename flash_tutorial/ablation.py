@@ -13,6 +13,7 @@ from typing import Any
 
 from flash_tutorial import published, registry, results, stored
 from flash_tutorial.benchmark import SUITES, Shape
+from flash_tutorial.clock import Timing
 from flash_tutorial.versions import Version
 
 
@@ -21,8 +22,8 @@ class Row:
     """One variant beside its version: microseconds where a run has both, else None."""
 
     variant: Version
-    time: dict[str, float] | None  # microseconds: median, p20, p80
-    base: dict[str, float] | None  # the version's own in the same run
+    time: Timing | None
+    base: Timing | None  # the version's own in the same run
     stale: bool  # one of the two kernels has changed since
 
     @property
@@ -33,22 +34,17 @@ class Row:
     @property
     def change(self) -> float | None:
         """The variant's time against the version's: 0.3 is 30 % more."""
-        return self.time and self.time["median"] / self.base["median"] - 1
+        return self.time and self.time.median / self.base.median - 1
 
     @property
     def saved(self) -> float | None:
         """The version's time against the variant's, as published figures count: -0.25 is a quarter less."""
-        return self.time and self.base["median"] / self.time["median"] - 1
+        return self.time and self.base.median / self.time.median - 1
 
     @property
     def noise(self) -> bool:
         """Whether the two differ by less than the larger of their spreads, as in `flash-tutorial bench`'s tables."""
-        return bool(self.time) and abs(self.change) < max(_spread(self.time), _spread(self.base))
-
-
-def _spread(time: dict[str, float]) -> float:
-    """Half of what lies between the 20th and the 80th percentile, as a part of the median."""
-    return (time["p80"] - time["p20"]) / 2 / time["median"]
+        return bool(self.time) and self.time.noise(self.base)
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ class Ablation:
             return f"{self.version.name} has no variants."
         short = stored.short(self.version.name)
         theirs = self.elsewhere
-        base = next((f"{row.base['median']:,.0f}" for row in self.rows if row.base), "–")
+        base = next((f"{row.base.median:,.0f}" for row in self.rows if row.base), "–")
         table = [
             ["variant", "what it decides", "µs", f"Δ against {short}", f"what {short} saves", "elsewhere"],
             ["---", "---", "---:", "---:", "---:", "---:"],
@@ -84,7 +80,7 @@ class Ablation:
             if row.time:
                 noise = " (noise)" if row.noise else ""
                 cells = [
-                    f"{row.time['median']:,.0f}{'*' if row.stale else ''}",
+                    f"{row.time.median:,.0f}{'*' if row.stale else ''}",
                     f"{_percent(row.change)}{noise}",
                     f"{_percent(row.saved)}{noise}",
                 ]
@@ -156,9 +152,9 @@ def of(version: str | Version, gpu: str | None = None) -> Ablation:
     rows, dates = [], []
     for name, variant in variants.items():
         pair = times.get(name, {}).get(shape, ())
-        medians = [each["microseconds"] for each in pair] or [None, None]
+        timings = [Timing.of(each) for each in pair] or [None, None]
         dates += [each["date"] for each in pair]
-        rows.append(Row(variant, *medians, any(each["stale"] for each in pair)))
+        rows.append(Row(variant, *timings, any(each["stale"] for each in pair)))
     return Ablation(version, tuple(rows), gpu if dates else None, max(dates, default=None), shape)
 
 

@@ -395,7 +395,7 @@ def measure_problem(run: Run, shape: Shape, contenders: list[Contender], warmup,
         for name, watch in watches.items():
             if (timing := watch.timing) is not None:
                 rows[name] |= {
-                    "microseconds": {at: getattr(timing, at) for at in ("median", "p20", "p80")},
+                    "microseconds": dataclasses.asdict(timing),
                     "tflops": round(shape.flops / timing.median / 1e6, 2),
                     "warmup": watch.warmed,
                     "repetitions": len(watch.milliseconds),

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 WARMUP, REPETITIONS = 5, 30  # replays before the first that counts, and those that count
 ROUNDS = 3  # turns that functions take
@@ -30,6 +31,15 @@ class Timing:
     def spread(self) -> float:
         """Half the distance between the percentiles, as a part of the median."""
         return (self.p80 - self.p20) / 2 / self.median
+
+    def noise(self, base: Timing) -> bool:
+        """Whether it differs from `base`, as a part of it, by less than the larger of the two spreads."""
+        return abs(self.median / base.median - 1) < max(self.spread, base.spread)
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Timing | None:
+        """That of a row in results/ or of a run; None if it has none."""
+        return cls(**row["microseconds"]) if "microseconds" in row else None
 
 
 class Stopwatch:

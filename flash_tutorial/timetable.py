@@ -23,6 +23,7 @@ from typing import Any
 from tabulate import SEPARATING_LINE, tabulate
 
 from flash_tutorial.benchmark import TOKENS, Contender, Shape
+from flash_tutorial.clock import Timing
 
 WIDTH = 100  # columns of the terminal that text is made for
 FORMATS = ("simple", "github", "html", "csv", "json")
@@ -56,7 +57,7 @@ class Line:
 
     @property
     def spread(self) -> float | None:
-        return _spread(self.row) if self.microseconds else None
+        return Timing.of(self.row).spread if self.microseconds else None
 
     @property
     def ratio(self) -> float | None:
@@ -71,17 +72,12 @@ class Line:
     @property
     def noise(self) -> bool:
         """Whether it differs from the baseline by less than the larger of the two spreads."""
-        return bool(self.ratio) and self.row is not self.base and abs(self.delta) < max(self.spread, _spread(self.base))
+        return bool(self.ratio) and self.row is not self.base and Timing.of(self.row).noise(Timing.of(self.base))
 
     @property
     def note(self) -> str:
         """Why there is no time, if there is none."""
         return self.row.get("wrong") or self.row.get("failed") or ""
-
-
-def _spread(row: Mapping[str, Any]) -> float:
-    times = row["microseconds"]
-    return (times["p80"] - times["p20"]) / 2 / times["median"]
 
 
 @dataclass(frozen=True)

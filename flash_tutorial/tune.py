@@ -155,10 +155,7 @@ class Line:
 
     def noise(self, tiles: str | None) -> bool:
         """Whether another than the best is as good: takes longer by less than the larger of the two spreads."""
-        loss = self.loss(tiles)
-        return bool(loss) and loss < max(
-            Timing(**self.rows[each]["microseconds"]).spread for each in (tiles, self.best)
-        )
+        return bool(self.loss(tiles)) and Timing.of(self.rows[tiles]).noise(Timing.of(self.rows[self.best]))
 
 
 def current(version: Version, gpu: str, folder: Path | None = None) -> dict[Shape, Line]:
@@ -214,8 +211,8 @@ def _check(row: Mapping[str, Any]) -> None:
     Shape.of(row)
     if missing := {"version", "kernel_hash", "tiles", "own"} - set(row):
         raise KeyError(*sorted(missing))
-    if "microseconds" in row:
-        float(Timing(**row["microseconds"]).spread)
+    if timing := Timing.of(row):
+        float(timing.spread)
 
 
 # ---------------------------------------------------------------------------------------------- measuring
