@@ -8,13 +8,42 @@ measured in the same run: `flash-tutorial bench v04 v04:pad=0` makes one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flash_tutorial import published, registry, results, stored
-from flash_tutorial.benchmark import SUITES, Shape
+from flash_tutorial import registry, results, suites
 from flash_tutorial.clock import Timing
+from flash_tutorial.suites import Shape
 from flash_tutorial.versions import Version
+
+# What others published: shares carry over from GPU to GPU, times do not.
+
+#: A repository of kernels that correspond to v00 to v04 of this ladder; what it gained from its fourth to its fifth.
+PEDAGOGICAL = (
+    "the pedagogical reference, fp32 kernels with the ideas of v00 to v04, at B=4, H=12, M=N=2048, D=64 on an "
+    "RTX 4080, each step on top of the one before"
+)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one decision did to the time of a kernel elsewhere."""
+
+    change: float | None  # -0.255: 25.5 % less time; None where the source gives no figure
+    source: str
+    note: str = ""  # what else the source says of it
+
+
+#: By the variant that takes the decision back or, as with `unroll`, takes it where the version does not.
+EFFECTS: Mapping[str, Effect] = {
+    "v04_vectorized:copies=scalar": Effect(-0.069, PEDAGOGICAL),
+    "v04_vectorized:pad=0": Effect(-0.255, PEDAGOGICAL),
+    "v04_vectorized:index=64bit": Effect(-0.291, PEDAGOGICAL),
+    "v04_vectorized:unroll=all": Effect(
+        None, PEDAGOGICAL, "slower: 91 registers instead of 80, so that an SM holds two blocks instead of three"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -29,7 +58,7 @@ class Row:
     @property
     def label(self) -> str:
         """As a reader types it: v04:pad=0."""
-        return stored.short(self.variant.name)
+        return registry.short(self.variant.name)
 
     @property
     def change(self) -> float | None:
@@ -58,16 +87,16 @@ class Ablation:
     shape: Shape | None
 
     @property
-    def elsewhere(self) -> dict[str, published.Effect]:
+    def elsewhere(self) -> dict[str, Effect]:
         """What others published on its variants, by their labels."""
-        found = {row.label: published.EFFECTS.get(row.variant.name) for row in self.rows}
+        found = {row.label: EFFECTS.get(row.variant.name) for row in self.rows}
         return {label: effect for label, effect in found.items() if effect}
 
     def markdown(self) -> str:
         """A table, and below it what was measured on what, what is noise, and what measures the rest."""
         if not self.rows:
             return f"{self.version.name} has no variants."
-        short = stored.short(self.version.name)
+        short = registry.short(self.version.name)
         theirs = self.elsewhere
         base = next((f"{row.base.median:,.0f}" for row in self.rows if row.base), "–")
         table = [
@@ -96,7 +125,7 @@ class Ablation:
         notes = []
         if self.gpu:
             notes.append(
-                f"Medians on {self.gpu} ({self.date[:10]}), {stored.problem(self.shape)}; {short} in the same run. "
+                f"Medians on {self.gpu} ({self.date[:10]}), {self.shape}; {short} in the same run. "
                 "A difference is noise where it is smaller than the spread of one of the two, half of what lies "
                 "between the 20th and the 80th percentile."
             )
@@ -118,7 +147,7 @@ class Ablation:
 
 def _suite(version: Version) -> str:
     """The suite whose largest problem shows what a version's decisions are worth."""
-    return next(name for name in ("pedagogical", "blog") if SUITES[name].dtype in version.dtypes)
+    return next(name for name in ("pedagogical", "blog") if suites.SUITES[name].dtype in version.dtypes)
 
 
 def _percent(change: float) -> str:
@@ -143,18 +172,19 @@ def of(version: str | Version, gpu: str | None = None) -> Ablation:
     """
     version = registry.resolve(version)
     pairs = _pairs(version.name)
-    gpu = stored.gpu(gpu) if gpu is not None else next(reversed(pairs), None)
+    gpu = results.find_gpu("times", gpu) if gpu is not None else next(reversed(pairs), None)
     times = pairs.get(gpu, {})
     single = [f"{version.name}:{option.name}={word}" for option in version.options for word in option.words[1:]]
     variants = {name: registry.resolve(name) for name in single}
     variants |= {name: variant for name in sorted(times) if name not in single and (variant := _resolved(name))}
-    shape = stored.common({name: times.get(name, {}) for name in variants})
+    shape = suites.most_common({name: times.get(name, {}) for name in variants})
+    found = {name: times.get(name, {}).get(shape, ()) for name in variants}
+    results.mark_stale([each for pair in found.values() for each in pair])
     rows, dates = [], []
-    for name, variant in variants.items():
-        pair = times.get(name, {}).get(shape, ())
+    for name, pair in found.items():
         timings = [Timing.of(each) for each in pair] or [None, None]
         dates += [each["date"] for each in pair]
-        rows.append(Row(variant, *timings, any(each["stale"] for each in pair)))
+        rows.append(Row(variants[name], *timings, any(each["stale"] for each in pair)))
     return Ablation(version, tuple(rows), gpu if dates else None, max(dates, default=None), shape)
 
 
@@ -165,13 +195,14 @@ def _pairs(version: str) -> dict[str, dict[str, dict[Shape, _Pair]]]:
     """By GPU, the one measured last at the end, then by variant and problem: the newest pair."""
     found: dict[str, dict[str, dict[Shape, _Pair]]] = {}
     for run in results.runs("times"):
-        rows = {(row["version"], stored.shape(row)): row for row in run["rows"] if "microseconds" in row}
+        rows = {(row["version"], Shape.of(row)): row for row in run["rows"] if "microseconds" in row}
         for (name, shape), row in rows.items():
             base = rows.get((version, shape))
             if name.startswith(f"{version}:") and base:
                 found[run["gpu"]] = found.pop(run["gpu"], {})
-                dated = [{**each, "date": run["date"], "stale": stored.is_stale(each)} for each in (row, base)]
-                found[run["gpu"]].setdefault(name, {})[shape] = tuple(dated)
+                found[run["gpu"]].setdefault(name, {})[shape] = tuple(
+                    {**each, "date": run["date"]} for each in (row, base)
+                )
     return found
 
 

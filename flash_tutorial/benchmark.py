@@ -17,112 +17,15 @@ import dataclasses
 import difflib
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flash_tutorial import results
+from flash_tutorial import results, suites
+from flash_tutorial.suites import DTYPES, Shape
 from flash_tutorial.versions import VERSIONS, Version
-
-DTYPES = ("float32", "float16", "bfloat16")
-
-# ---------------------------------------------------------------------------------------------- problems
-
-
-@dataclass(frozen=True)
-class Shape:
-    """One self-attention problem: q (batch, heads, seq, head_dim), k and v (batch, kv_heads, seq, head_dim).
-
-    Raises ValueError naming the field, what came and what is accepted.
-    """
-
-    batch: int
-    heads: int
-    seq: int
-    head_dim: int
-    dtype: str = "float32"
-    causal: bool = False
-    kv_heads: int | None = None  # None: as many as heads
-
-    def __post_init__(self):
-        if self.kv_heads is None:
-            object.__setattr__(self, "kv_heads", self.heads)
-        for name in ("batch", "heads", "seq", "head_dim", "kv_heads"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} is {value!r}: it has to be a whole number, 1 or more")
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads is {self.heads} and kv_heads {self.kv_heads}: heads has to be a multiple of it")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype is {self.dtype!r}: accepted are {', '.join(DTYPES)}")
-
-    @classmethod
-    def of(cls, row: dict[str, Any]) -> Shape:
-        """The problem that a stored row was measured on."""
-        return cls(**{each.name: row[each.name] for each in dataclasses.fields(cls) if each.name in row})
-
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of the two products, 4·B·H·M·N·D, halved when causal."""
-        full = 4 * self.batch * self.heads * self.seq**2 * self.head_dim
-        return full // 2 if self.causal else full
-
-
-TOKENS, WIDTH = 16384, 2048  # of a suite without batch sizes: B·N, and without heads: H·D
-
-
-@dataclass(frozen=True)
-class Suite:
-    """A grid of problems. What is None follows from the rest: the batch size from B·N = 16,384, the heads from
-    H·D = 2,048, and the dtype from the versions."""
-
-    seqs: tuple[int, ...]
-    head_dims: tuple[int, ...] = (64,)
-    causals: tuple[bool, ...] = (False,)
-    dtype: str | None = None
-    batch: int | None = None
-    heads: int | None = None
-    kv_heads: int | None = None
-
-    def shapes(self, dtypes: Sequence[str] = DTYPES) -> tuple[Shape, ...]:
-        """The problems, those of equal length last to vary. `dtypes` are used where the suite has none of its own.
-
-        Raises ValueError where B·N or H·D cannot be kept.
-        """
-        return tuple(
-            Shape(self._batch(seq), self._heads(head_dim), seq, head_dim, dtype, causal, self.kv_heads)
-            for dtype in ([self.dtype] if self.dtype else dtypes)
-            for head_dim in self.head_dims
-            for causal in self.causals
-            for seq in self.seqs
-        )
-
-    def _batch(self, seq: int) -> int:
-        return _share(self.batch, TOKENS, "batch size times length", f"length {seq}", seq, "--batch-size")
-
-    def _heads(self, head_dim: int) -> int:
-        return _share(self.heads, WIDTH, "heads times head_dim", f"head_dim {head_dim}", head_dim, "--num-heads")
-
-
-def _share(given: int | None, total: int, product: str, factor: str, size: int, option: str) -> int:
-    if given is not None:
-        return given
-    if size < 1 or total % size:
-        raise ValueError(f"{factor} does not divide {total:,}, which {product} is in this suite: say {option} too")
-    return total // size
-
-
-_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-SUITES = {
-    "small": Suite((512, 1024), batch=1, heads=16),
-    "pedagogical": Suite((512, 1024, 2048), dtype="float32", batch=4, heads=12),
-    "article": Suite(_LENGTHS[:-1], (128,), (True,), dtype="float16", batch=1, heads=32),
-    "blog": Suite(_LENGTHS, (128,), dtype="bfloat16"),
-    "paper": Suite(_LENGTHS, (64, 128), (False, True), dtype="bfloat16"),
-}
-
 
 # ---------------------------------------------------------------------------------------------- who takes part
 
@@ -174,7 +77,7 @@ def plan_of(
 
     names     versions, variants, paths of .cu files, PyTorch's kernels and other packages' (`reference.REFERENCES` and
               PEERS), "all" for every version that takes the problems; none: all
-    suite     a grid of problems, one of SUITES
+    suite     a grid of problems, one of `suites.SUITES`
     baseline  what the others are compared with; None: "baseline", explicit PyTorch, or without it the first
     only      without the yardsticks that otherwise run beside
     like      the version whose dtypes and head sizes a .cu has whose file name does not say
@@ -183,13 +86,9 @@ def plan_of(
 
     Raises ValueError for what is unknown, comes twice, or is not taken by a contender that is asked for by name.
     """
-    if suite not in SUITES:
-        near = difflib.get_close_matches(suite, SUITES)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(f"unknown suite {suite!r}: {hint}There are {', '.join(SUITES)}")
+    problems = dataclasses.replace(suites.find(suite), **chosen)
     from flash_tutorial.compare import check_takes
 
-    problems = dataclasses.replace(SUITES[suite], **chosen)
     found = _contenders(names, baseline, only, like, peers)
     dtypes = dict.fromkeys(each.version.dtypes[0] for each in found if each.version) or DTYPES[:1]
     shapes = problems.shapes(tuple(dtypes))
@@ -490,12 +389,7 @@ def stored(plan: Plan | None = None, gpu: str | None = None, folder: Path | None
 
     Raises ValueError for a GPU without any, naming those that have some, and for damaged results.
     """
-    rows = results.newest("times", Shape.of, folder)
-    if gpu is not None:
-        stems = sorted({results.gpu_stem(row["gpu"]) for row in rows})
-        if results.gpu_stem(gpu) not in stems:
-            raise ValueError(f"no times of a GPU {gpu!r} are stored: those with times are {', '.join(stems) or 'none'}")
-        rows = [row for row in rows if results.gpu_stem(row["gpu"]) == results.gpu_stem(gpu)]
+    rows = results.newest("times", Shape.of, folder, gpu)
     if plan is not None:
         names, shapes = {each.name for each in plan.contenders}, set(plan.shapes)
         rows = [row for row in rows if row["version"] in names and Shape.of(row) in shapes]

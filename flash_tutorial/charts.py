@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flash_tutorial import benchmark, model, registry, results, stored
-from flash_tutorial.benchmark import Shape
+from flash_tutorial import model, registry, results, suites
+from flash_tutorial.suites import Shape
 from flash_tutorial.versions import VERSIONS, Version
 
 SUFFIXES = (".svg", ".png")
@@ -87,11 +87,17 @@ def digest_of(path: Path) -> str | None:
 def _by_version(kind: str, gpu: str | None, *fields: str) -> dict[str, dict[Shape, dict[str, Any]]]:
     """The newest rows of a kind that have all the fields, by version and problem."""
     found: dict[str, dict[Shape, dict[str, Any]]] = {}
-    for row in results.newest(kind, stored.shape):
-        shape = stored.shape(row)
+    for row in results.newest(kind, _shape):
+        shape = _shape(row)
         if row["gpu"] == gpu and shape and all(row.get(field) is not None for field in fields):
             found.setdefault(row["version"], {})[shape] = row
     return found
+
+
+def _shape(row: Mapping[str, Any]) -> Shape | None:
+    """The problem that a row was measured on; None for one with other queries than keys, which a profile may have."""
+    row = {"seq": row.get("keys"), **row}
+    return Shape.of(row) if row.get("queries", row["seq"]) == row["seq"] else None
 
 
 def _asked(
@@ -123,8 +129,8 @@ def _asked(
 def _left_out(asked: Mapping[str, bool], shown: Iterable[str], gpu: str | None, options: str = "") -> tuple[str, ...]:
     """What of the asked is not shown. Raises NothingStored if that was named itself, or nothing is shown."""
     shown = set(shown)
-    missing = [stored.short(name) for name in asked if name not in shown]
-    named = [stored.short(name) for name, itself in asked.items() if itself and name not in shown]
+    missing = [registry.short(name) for name in asked if name not in shown]
+    named = [registry.short(name) for name, itself in asked.items() if itself and name not in shown]
     if named or not shown:
         where = f"of {gpu} " if gpu else ""
         raise NothingStored(
@@ -136,7 +142,7 @@ def _left_out(asked: Mapping[str, bool], shown: Iterable[str], gpu: str | None, 
 
 def _list(labels: Sequence[str]) -> str:
     """Names in a row, neighbours on the ladder as a range: v00–v04, v06:layout=row."""
-    places = {stored.short(version.name): version.number for version in VERSIONS}
+    places = {registry.short(version.name): version.number for version in VERSIONS}
     runs: list[list[str]] = []
     for label in labels:
         if runs and label in places and places.get(runs[-1][-1]) == places[label] - 1:
@@ -147,6 +153,40 @@ def _list(labels: Sequence[str]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- roofline
+
+
+@dataclass(frozen=True)
+class Roofs:
+    """What a GPU can do at most: byte/s of its memory and FLOP/s by dtype, and how that is known."""
+
+    bandwidth: float
+    flops: Mapping[str, float]
+    known: str  # "measured 2026-11-29" or "as published"
+
+
+def _roofs(gpu: str, dtypes: Collection[str]) -> Roofs:
+    """A GPU's ceilings: those measured last, or, if not all of these dtypes' are, its published ones.
+
+    Raises ValueError for a GPU of which neither is known.
+    """
+    bandwidth, flops, dates = 0.0, {}, {}
+    for run in results.runs("times"):
+        measured = run.get("ceilings") or {}
+        if run["gpu"] == gpu and measured.get("copy_tb_s"):
+            bandwidth = measured["copy_tb_s"] * 1e12
+            found = {dtype: tflops * 1e12 for dtype, tflops in measured.get("tflops", {}).items() if dtype in dtypes}
+            flops |= found
+            dates |= dict.fromkeys(found, run["date"][:10])
+    if set(dtypes) <= set(flops):
+        return Roofs(bandwidth, flops, f"measured {', '.join(sorted(set(dates.values())))}")
+    for chip in model.CHIPS.values():
+        if chip.name in gpu:
+            flops = {dtype: chip.flops if dtype == "float32" else chip.half_flops for dtype in dtypes}
+            return Roofs(chip.dram, flops, "as published")
+    raise ValueError(
+        f"the ceilings of {gpu} are not known: `flash-tutorial bench` measures and keeps them "
+        f"(published ones are here for {', '.join(model.CHIPS)})"
+    )
 
 
 def roofline(names: Iterable[str] = (), gpu: str | None = None) -> Picture:
@@ -163,17 +203,17 @@ def roofline(names: Iterable[str] = (), gpu: str | None = None) -> Picture:
     measures them), and for damaged results.
     """
     asked = _asked(names)
-    gpu = stored.gpu(gpu)
+    gpu = results.find_gpu("times", gpu)
     times = _by_version("times", gpu, "microseconds")
     profiles = _by_version("profiles", gpu, "duration_us", "dram_read_bytes", "dram_write_bytes")
     chosen = _problems(asked, times, profiles)
     missing = _left_out(asked, chosen, gpu)
-    roofs = stored.roofs(gpu, sorted({shape.dtype for shape in chosen.values()}))
+    roofs = _roofs(gpu, sorted({shape.dtype for shape in chosen.values()}))
 
     points: dict[str, dict[str, Any]] = {}
     counted, untimed, stale = [], [], []
     for name, shape in chosen.items():
-        label = stored.short(name)
+        label = registry.short(name)
         time, profile = times.get(name, {}).get(shape), profiles.get(name, {}).get(shape)
         microseconds = time["microseconds"]["median"] if time else profile["duration_us"]
         moved = profile["dram_read_bytes"] + profile["dram_write_bytes"] if profile else counted_bytes(name, shape)
@@ -189,8 +229,8 @@ def roofline(names: Iterable[str] = (), gpu: str | None = None) -> Picture:
 
     notes = [f"Ceilings: {roofs.known}"]
     for shape in dict.fromkeys(chosen.values()):
-        who = [stored.short(name) for name, its in chosen.items() if its == shape]
-        notes.append(f"{_list(who)}: {stored.problem(shape)}")
+        who = [registry.short(name) for name, its in chosen.items() if its == shape]
+        notes.append(f"{_list(who)}: {shape}")
     if len(counted) < len(points):
         notes.append("Dots: bytes measured by Nsight Compute")
     if counted:
@@ -226,7 +266,7 @@ def _problems(
     left = {name: shapes.union(profiles.get(name, ())) for name, shapes in timed.items()}
     chosen: dict[str, Shape] = {}
     while any(left.values()):
-        shape = stored.common(left, *({name: each[name] for name in left} for each in (both, timed)))
+        shape = suites.most_common(left, *({name: each[name] for name in left} for each in (both, timed)))
         chosen |= {name: shape for name, shapes in left.items() if shape in shapes}
         left = {name: shapes for name, shapes in left.items() if name not in chosen}
     return {name: chosen[name] for name in names if name in chosen}
@@ -263,7 +303,7 @@ def speeds(names: Iterable[str] = (), suite: str = "pedagogical", gpu: str | Non
     """TFLOP/s over the length, with the spread from the 20th to the 80th percentile, one panel a family of problems.
 
     names  versions, variants and references ("sdpa_flash"); none, or "all": every version and reference that has times
-    suite  whose problems: `benchmark.SUITES`
+    suite  whose problems: `suites.SUITES`
     gpu    by name or by that of its file in results/; None: the one measured last
 
     Raises ValueError for an unknown name, suite or GPU, for a named contender without stored times (with the command
@@ -271,10 +311,8 @@ def speeds(names: Iterable[str] = (), suite: str = "pedagogical", gpu: str | Non
     """
     from flash_tutorial.reference import PEERS, REFERENCES
 
-    if suite not in benchmark.SUITES:
-        raise ValueError(f"unknown suite {suite!r}: there are {', '.join(benchmark.SUITES)}")
-    gpu = stored.gpu(gpu)
-    grid = benchmark.SUITES[suite].shapes()
+    grid = suites.find(suite).shapes()
+    gpu = results.find_gpu("times", gpu)
     every = _by_version("times", gpu, "microseconds")
     times = {name: {shape: row for shape, row in rows.items() if shape in grid} for name, rows in every.items()}
     # What has no kernel of ours has no hash of one.
@@ -288,25 +326,28 @@ def speeds(names: Iterable[str] = (), suite: str = "pedagogical", gpu: str | Non
     missing = _left_out(asked, shown, gpu, f" --suite {suite}")
 
     panels: dict[str, dict[str, Any]] = {}
-    for title, shapes in _families(grid).items():
+    families: dict[tuple, list[Shape]] = {}
+    for shape in sorted(grid, key=lambda shape: shape.seq):
+        families.setdefault(shape.family, []).append(shape)
+    for shapes in families.values():
         lines = {}
         for name in shown:
             rows = [times[name][shape] for shape in shapes if shape in times[name]]
             if rows:
-                lines[stored.short(name)] = {
+                lines[registry.short(name)] = {
                     "lengths": [row["seq"] for row in rows],
                     **{
-                        bound: [round(stored.shape(row).flops / row["microseconds"][quantile] / 1e6, 4) for row in rows]
+                        bound: [round(Shape.of(row).flops / row["microseconds"][quantile] / 1e6, 4) for row in rows]
                         for bound, quantile in (("median", "median"), ("low", "p80"), ("high", "p20"))
                     },
                     "stale": [row["stale"] for row in rows],
                     "reference": name in references,
                 }
         if lines:
-            panels[title] = lines
+            panels[suites.in_common(shapes)] = lines
 
     notes = [f"{gpu}, suite {suite}. Bands: 20th to 80th percentile. Dashed: PyTorch and other packages"]
-    stale = [stored.short(name) for name in shown if any(row["stale"] for row in times[name].values())]
+    stale = [registry.short(name) for name in shown if any(row["stale"] for row in times[name].values())]
     if stale:
         notes.append(f"Hollow, measured before the kernel's last change: {_list(stale)}")
     ends = [
@@ -316,17 +357,3 @@ def speeds(names: Iterable[str] = (), suite: str = "pedagogical", gpu: str | Non
     ]
     alt = f"TFLOP/s over the sequence length on {gpu}, at the right end of each line: {'; '.join(ends)}."
     return Picture("speeds", {"panels": panels, "notes": notes}, alt, missing)
-
-
-def _families(grid: Iterable[Shape]) -> dict[str, list[Shape]]:
-    """The problems that differ in length, and in batch size, only, by what they have in common, in words."""
-    families: dict[tuple, list[Shape]] = {}
-    for shape in grid:
-        families.setdefault((shape.dtype, shape.heads, shape.head_dim, shape.causal), []).append(shape)
-    titled = {}
-    for (dtype, heads, head_dim, causal), shapes in families.items():
-        batches = sorted({shape.batch for shape in shapes})
-        batch = f"B={batches[0]}" if len(batches) == 1 else f"B·N={shapes[0].batch * shapes[0].seq:,}"
-        mask = "causal" if causal else "full"
-        titled[f"{dtype}, {batch}, H={heads}, D={head_dim}, {mask}"] = sorted(shapes, key=lambda shape: shape.seq)
-    return titled

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-DTYPES = ("float32", "float16", "bfloat16")
+from flash_tutorial.suites import DTYPES
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,11 @@ def resolve(version: str | int | os.PathLike | Version, like: str | int | None =
     return replace(find(told.group() if like is None else like), name=path.stem, own=path)
 
 
+def short(name: str) -> str:
+    """A version's or variant's name as a reader types it: v04_vectorized:pad=0 is v04:pad=0; others as they are."""
+    return re.sub(r"^(v\d+)_\w+(?=:|$)", r"\1", name)
+
+
 def _is_path(text: str) -> bool:
     return text.endswith(".cu") or os.sep in text
 

@@ -18,7 +18,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -125,19 +125,42 @@ def runs(kind: str, folder: Path | None = None, gpu: str | None = None) -> list[
     return sorted(found, key=lambda run: run["date"])
 
 
-def newest(kind: str, key: Callable[[dict[str, Any]], Hashable], folder: Path | None = None) -> list[dict[str, Any]]:
-    """The newest row of every GPU, version and `key(row)`, each with the "gpu" and "date" of its run, "run": what else
-    the run says of itself, and "stale": whether its kernel has changed since, or is gone."""
+def find_gpu(kind: str, name: str | None = None, folder: Path | None = None) -> str | None:
+    """The GPU of stored runs of a kind that a name, or its file's ("h200"), means; without one, that of the newest run.
+
+    None where nothing is stored and no name given. Raises ValueError for a name that no stored run has.
+    """
+    names = [run["gpu"] for run in runs(kind, folder)]
+    if name is None:
+        return names[-1] if names else None
+    by_stem = {gpu_stem(known): known for known in names}
+    if gpu_stem(name) not in by_stem:
+        stems = ", ".join(sorted(by_stem)) or "none"
+        raise ValueError(f"no {kind} of a GPU {name!r} in results: those with {kind} are {stems}")
+    return by_stem[gpu_stem(name)]
+
+
+def newest(
+    kind: str, key: Callable[[dict[str, Any]], Hashable], folder: Path | None = None, gpu: str | None = None
+) -> list[dict[str, Any]]:
+    """The newest row of every GPU (or of one, see `find_gpu`), version and `key(row)`, each with the "gpu" and "date"
+    of its run, "run": what else the run says of itself, and "stale", see `mark_stale`."""
+    gpu = None if gpu is None else find_gpu(kind, gpu, folder)
     rows = {}
-    for run in runs(kind, folder):
+    for run in runs(kind, folder, gpu):
         facts = {name: value for name, value in run.items() if name != "rows"}
         for row in run["rows"]:
             found = {**row, "gpu": run["gpu"], "date": run["date"], "run": facts}
             rows[run["gpu"], row["version"], key(row)] = found
-    current = {row["version"]: kernel_hash(row["version"]) for row in rows.values() if "kernel_hash" in row}
-    for row in rows.values():
-        row["stale"] = "kernel_hash" in row and row["kernel_hash"] != current[row["version"]]
+    mark_stale(rows.values())
     return list(rows.values())
+
+
+def mark_stale(rows: Collection[dict[str, Any]]) -> None:
+    """Gives each row a "stale": whether its kernel has changed since it was measured, or is gone."""
+    current = {row["version"]: kernel_hash(row["version"]) for row in rows if "kernel_hash" in row}
+    for row in rows:
+        row["stale"] = "kernel_hash" in row and row["kernel_hash"] != current[row["version"]]
 
 
 def kernel_hash(name: str) -> str | None:

@@ -14,7 +14,6 @@ import functools
 import html
 import io
 import json
-import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,10 @@ from typing import Any
 
 from tabulate import SEPARATING_LINE, tabulate
 
-from flash_tutorial.benchmark import TOKENS, Contender, Shape
+from flash_tutorial.benchmark import Contender
 from flash_tutorial.clock import Timing
+from flash_tutorial.registry import short
+from flash_tutorial.suites import Shape, in_common
 
 WIDTH = 100  # columns of the terminal that text is made for
 FORMATS = ("simple", "github", "html", "csv", "json")
@@ -117,13 +118,8 @@ class Table:
 
     @property
     def problem(self) -> str:
-        """What the lines have in common: "float32, B=4, H=12, D=64, full"."""
-        shapes = [line.shape for line in self.lines]
-        shape, batches = shapes[0], {each.batch for each in shapes}
-        constant = all(each.batch * each.seq == TOKENS for each in shapes)
-        batch = f"B={shape.batch}" if len(batches) == 1 else f"B·N={TOKENS:,}" if constant else "B varies"
-        heads = f"H={shape.heads}" + (f" on {shape.kv_heads}" if shape.kv_heads != shape.heads else "")
-        return f"{shape.dtype}, {batch}, {heads}, D={shape.head_dim}, {'causal' if shape.causal else 'full'}"
+        """What the lines' problems have in common: "float32, B=4, H=12, D=64, full"."""
+        return in_common([line.shape for line in self.lines])
 
 
 def tables_of(rows: Sequence[Mapping[str, Any]], contenders: Sequence[Contender], baseline: str) -> list[Table]:
@@ -136,11 +132,10 @@ def tables_of(rows: Sequence[Mapping[str, Any]], contenders: Sequence[Contender]
         if name in order:
             base = by_problem.get((gpu, shape, baseline))
             base = base if base and "microseconds" in base else None
-            family = gpu, shape.dtype, shape.heads, shape.kv_heads, shape.head_dim, shape.causal
-            families.setdefault(family, []).append(Line(contenders[order[name]], shape, row, base))
+            families.setdefault((gpu, shape.family), []).append(Line(contenders[order[name]], shape, row, base))
     return [
         Table(gpu, tuple(sorted(lines, key=lambda line: (line.shape.seq, order[line.contender.name]))), baseline)
-        for (gpu, *_), lines in families.items()
+        for (gpu, _), lines in families.items()
     ]
 
 
@@ -273,8 +268,8 @@ def _cut(text: str, room: int) -> str:
 
 
 def _short(name: str) -> str:
-    """A variant as a reader types it: v04_vectorized:pad=0 is v04:pad=0."""
-    return re.sub(r"^(v\d+)_\w+(?=:)", r"\1", name)
+    """A variant as a reader types it; all other names as they are."""
+    return short(name) if ":" in name else name
 
 
 def _over_lengths(table: Table, format: str) -> str:

@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 from tabulate import SEPARATING_LINE, tabulate
 
-from flash_tutorial import benchmark, build, results, timetable
-from flash_tutorial.benchmark import SUITES, Contender, Shape
+from flash_tutorial import benchmark, build, results
+from flash_tutorial.benchmark import Contender
 from flash_tutorial.clock import ROUNDS, Timing
+from flash_tutorial.suites import SUITES, TOKENS, Shape, in_common
 from flash_tutorial.versions import VERSIONS, Version
 
 if TYPE_CHECKING:
@@ -181,16 +182,12 @@ def stored(
 
     Raises ValueError for a GPU of which nothing is stored, naming the others, and for damaged results.
     """
-    stems = sorted({results.gpu_stem(run["gpu"]) for run in _runs(folder)})
-    if gpu is not None and results.gpu_stem(gpu) not in stems:
-        raise ValueError(f"no tuning of a GPU {gpu!r} is stored: those with one are {', '.join(stems) or 'none'}")
+    _runs(folder)  # raises for what is not whole
     wanted = None if shapes is None else set(shapes)
     return [
         row
-        for row in results.newest("tuning", lambda row: (Shape.of(row), row["tiles"]), folder)
-        if row["version"] == version.name
-        and (gpu is None or results.gpu_stem(row["gpu"]) == results.gpu_stem(gpu))
-        and (wanted is None or Shape.of(row) in wanted)
+        for row in results.newest("tuning", lambda row: (Shape.of(row), row["tiles"]), folder, gpu)
+        if row["version"] == version.name and (wanted is None or Shape.of(row) in wanted)
     ]
 
 
@@ -241,7 +238,7 @@ def plan_of(
     version  one with several tile shapes: a name, a variant's, or the path of a .cu file
     tiles    the words of some of them; None: all
     like     the version whose dtypes, head sizes and tile shapes a .cu has whose file name does not say
-    chosen   fields of benchmark.Suite that are to be otherwise than GRID's, such as seqs=(512,)
+    chosen   fields of suites.Suite that are to be otherwise than GRID's, such as seqs=(512,)
 
     Raises ValueError for what is unknown, and for what the version does not take.
     """
@@ -427,7 +424,10 @@ class Table:
     lines: tuple[Line, ...]
     tiles: tuple[str, ...]
 
-    problem = timetable.Table.problem  # what the lines' shapes have in common
+    @property
+    def problem(self) -> str:
+        """What the lines' problems have in common: "bfloat16, B·N=16,384, H=32, D=64, full"."""
+        return in_common([line.shape for line in self.lines])
 
     def mean(self, tiles: Callable[[Line], str | None]) -> float | None:
         """The harmonic mean over the lengths of the TFLOP/s of the tile shape that `tiles` names for each."""
@@ -443,8 +443,7 @@ def tables_of(rows: Iterable[Mapping[str, Any]], tiles: Sequence[str]) -> list[T
             by_shape.setdefault((row["gpu"], Shape.of(row)), {})[row["tiles"]] = row
     families: dict[tuple, list[Line]] = {}
     for (gpu, shape), found in by_shape.items():
-        family = gpu, shape.dtype, shape.head_dim, shape.causal, shape.heads, shape.kv_heads, _tokens(shape)
-        families.setdefault(family, []).append(Line(shape, found))
+        families.setdefault((gpu, shape.family, _tokens(shape)), []).append(Line(shape, found))
     return [
         Table(gpu, tuple(sorted(lines, key=lambda line: line.shape.seq)), tuple(tiles))
         for (gpu, *_), lines in sorted(families.items())
@@ -454,7 +453,7 @@ def tables_of(rows: Iterable[Mapping[str, Any]], tiles: Sequence[str]) -> list[T
 def _tokens(shape: Shape) -> tuple[bool, int]:
     """What lines of one table have in common of their batch sizes: the tokens that GRID has, or the batch size."""
     tokens = shape.batch * shape.seq
-    return (True, tokens) if tokens == benchmark.TOKENS else (False, shape.batch)
+    return (True, tokens) if tokens == TOKENS else (False, shape.batch)
 
 
 FORMATS = ("simple", "github", "json")

@@ -14,8 +14,9 @@ from click.testing import CliRunner
 
 import flash_tutorial as ft
 from flash_tutorial import benchmark, build, clock, ops, reference, results, timetable
-from flash_tutorial.benchmark import SUITES, Shape, plan_of
+from flash_tutorial.benchmark import plan_of
 from flash_tutorial.cli import main
+from flash_tutorial.suites import SUITES, Shape
 
 GPU = {"name": "NVIDIA Test 1", "driver_version": "1.0"}
 TINY = {"batch": 1, "heads": 2, "head_dims": (32,), "seqs": (8,)}
@@ -808,7 +809,7 @@ def test_without_triton_it_says_so(gpu, monkeypatch):
         (["--repetitions", "0"], "0 is not in the range x>=1"),
         (["--warmup", "-1"], "-1 is not in the range x>=0"),
         (["--gpu", "h200"], "--gpu chooses among stored times: it needs --stored"),
-        (["--stored", "--gpu", "b200"], "no times of a GPU 'b200' are stored: those with times are h200"),
+        (["--stored", "--gpu", "b200"], "no times of a GPU 'b200' in results: those with times are h200"),
         (["--stored", "--repetitions", "3"], "--stored measures nothing"),
         (["--out", "nowhere/table.md"], "there is no directory nowhere"),
         (["--out", "table.pdf"], "ends in '.pdf'"),

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from flash_tutorial import ablation, charts, published, registry, results, stored
-from flash_tutorial.benchmark import SUITES, Shape
+from flash_tutorial import ablation, charts, registry, results
 from flash_tutorial.cli import main
+from flash_tutorial.suites import SUITES, Shape
 from flash_tutorial.versions import VERSIONS
 
 pytest.importorskip("matplotlib", reason="pictures are drawn with matplotlib: pip install matplotlib")
@@ -310,7 +310,7 @@ def test_what_nothing_is_stored_of_is_left_out_and_told():
     store(timed("v03", 6000), timed("v04", 1500), timed("v04:pad=0", 2000), timed("sdpa_math", 900), ceilings=MEASURED)
     picture = charts.roofline()
     assert list(points(picture)) == ["v03", "v04"]
-    assert set(picture.missing) == {stored.short(v.name) for v in VERSIONS} - {"v03", "v04"}
+    assert set(picture.missing) == {registry.short(v.name) for v in VERSIONS} - {"v03", "v04"}
     assert list(points(charts.roofline(["v04:pad=0", "v04"]))) == ["v04:pad=0", "v04"]
     assert "v04 at 34.4 TFLOP/s" in picture.alt
 
@@ -366,8 +366,8 @@ def test_a_gpu_is_the_one_asked_for_or_the_one_measured_last():
     store(timed("v04", 1500), gpu={"name": "NVIDIA GeForce RTX 4090"})
     store(timed("v04", 1400))
     assert "NVIDIA GeForce RTX 4090, suite" in charts.speeds(gpu="rtx_4090").data["notes"][0]
-    assert stored.gpu("NVIDIA H200") == stored.gpu("h200") == "NVIDIA H200"
-    with pytest.raises(ValueError, match="no times of a GPU 'a100' are stored: those with times are h200, rtx_4090"):
+    assert results.find_gpu("times", "NVIDIA H200") == results.find_gpu("times", "h200") == "NVIDIA H200"
+    with pytest.raises(ValueError, match="no times of a GPU 'a100' in results: those with times are h200, rtx_4090"):
         charts.speeds(gpu="a100")
 
 
@@ -405,7 +405,7 @@ def test_a_command_refuses_what_it_cannot_show(command, tmp_path):
 
 def test_a_suite_without_times_is_refused(tmp_path):
     store(timed("v04", 1500), timed("sdpa_math", 900))
-    later = ", ".join(stored.short(version.name) for version in VERSIONS if "bfloat16" in version.dtypes)
+    later = ", ".join(registry.short(version.name) for version in VERSIONS if "bfloat16" in version.dtypes)
     message = refused("plot", "--suite", "paper", "--out", tmp_path / "picture.svg")
     assert f"are stored of {later}: on a GPU `flash-tutorial bench all --suite paper`" in message
 
@@ -413,7 +413,7 @@ def test_a_suite_without_times_is_refused(tmp_path):
 def test_plot_refuses_an_unknown_suite_and_a_reference_without_times(tmp_path):
     store(timed("v04", 1500))
     out = tmp_path / "picture.svg"
-    assert "unknown suite 'big': there are small, pedagogical" in refused("plot", "--suite", "big", "--out", out)
+    assert "unknown suite 'big': There are small, pedagogical" in refused("plot", "--suite", "big", "--out", out)
     message = refused("plot", "v04", "sdpa_flash", "--out", out)
     assert "`flash-tutorial bench sdpa_flash --suite pedagogical`" in message
 
@@ -538,8 +538,8 @@ def test_the_figures_of_a_gpu_are_those_asked_for():
     assert cells(ablation.of("v04", "h200").markdown())["`v04:pad=0`"][1] == "1,250"
 
 
-@pytest.mark.parametrize("name", published.EFFECTS)
+@pytest.mark.parametrize("name", ablation.EFFECTS)
 def test_published_figures_belong_to_a_variant(name):
     assert registry.resolve(name).name == name
-    effect = published.EFFECTS[name]
+    effect = ablation.EFFECTS[name]
     assert effect.source and (effect.note if effect.change is None else -1 < effect.change < 1)

@@ -13,8 +13,8 @@ from test_benchmark import GPU, Pretended
 
 import flash_tutorial as ft
 from flash_tutorial import build, clock, ops, reference, registry, results, tune
-from flash_tutorial.benchmark import Shape
 from flash_tutorial.cli import main
+from flash_tutorial.suites import Shape
 from flash_tutorial.versions import Option
 
 # lse is the number of the tile shape that was taken, out the number of multiprocessors.
@@ -748,7 +748,7 @@ def test_a_damaged_file_is_refused(version, gpu, damage, more):
         (["v90", "--head-dims", "40", "--num-heads", "2"], "head_dim is 40: v90_tiled is compiled for 32, 64, 128"),
         (["v90", "--dtype", "float16"], "dtype is float16: v90_tiled takes float32"),
         (["v90", "--gpu", "h200"], "--gpu chooses among stored times: it needs --stored"),
-        (["v90", "--stored", "--gpu", "b200"], "no tuning of a GPU 'b200' is stored: those with one are none"),
+        (["v90", "--stored", "--gpu", "b200"], "no tuning of a GPU 'b200' in results: those with tuning are none"),
         (["v90", "--stored", "--force"], "--stored measures nothing"),
         (["v90", "--repetitions", "0"], "0 is not in the range x>=1"),
         ([], "Missing argument"),
