@@ -44,6 +44,11 @@ def _numbers(*values: int) -> tuple[tuple[str, str], ...]:
     return tuple((str(value), str(value)) for value in values)
 
 
+def _numbered(automatic: str, *words: str) -> tuple[tuple[str, str], ...]:
+    """Values that the kernel numbers from 0, after one for its own choice, -1."""
+    return tuple((word, str(number)) for number, word in enumerate((automatic, *words), start=-1))
+
+
 @dataclass(frozen=True)
 class Version:
     """One rung of the ladder, a variant of one, or a reader's own kernel that resembles one."""
@@ -196,6 +201,24 @@ VERSIONS: tuple[Version, ...] = (
             Option("exp", "EXP", _of("Exp", "exp2", "expf"), "the exponential that is called"),
             Option("sums", "SUMS", _of("Sums", "end", "tile"), "when the parts of a row's sum are added up"),
             Option("peel", "PEEL", (("1", "true"), ("0", "false")), "whether the first tile has code of its own"),
+        ),
+    ),
+    Version(
+        number=9,
+        name="v09_adaptive_tiles",
+        title="Adaptive tiles",
+        idea="One kernel compiled for several tile shapes, of which a launch takes what suits its lengths, head size "
+        "and GPU; in the largest a warp owns 32 rows and multiplies every fragment of K and V twice.",
+        parent="v08_fused_softmax",
+        dtypes=("float16", "bfloat16"),
+        strided=True,
+        options=(
+            Option(
+                "tiles",
+                "TILES",
+                _numbered("auto", "32x32", "64x32", "64x64", "64x64s1", "128x64w8", "128x64"),
+                "queries x keys of a tile; s1: one stage, w8: 8 warps; auto: tuned, else by lengths and GPU",
+            ),
         ),
     ),
 )

@@ -29,7 +29,7 @@ AXES: dict[str, tuple] = {
     "head_dim": (1, 8, 32, 40, 64, 80, 96, 128),
     "causal": (False, True),
     "scale": (None, 0.0, -0.1, LARGE_SCALE),
-    "layout": ("contiguous", "misaligned", "transposed", "every_other", "expanded"),
+    "layout": ("contiguous", "misaligned", "transposed", "interleaved", "every_other", "expanded"),
     "values": ("normal", "huge", "minus_inf_keys", "minus_inf_rows", "nan_scores", "nonfinite_v"),
 }
 
@@ -168,10 +168,8 @@ GUARD = 64  # poisoned elements before and after a tensor: a multiple of 16 byte
 def place(tensor: torch.Tensor, layout: str, device: str) -> torch.Tensor:
     """A view with the values of `tensor` (batch, heads, length, head_dim), laid out as `layout` says, on `device`.
 
-    A layout is one of AXES, or "interleaved", which a strided kernel reads where it is if 8 divides head_dim.
-
     Every byte of its storage that the view does not show is 0xFF: a NaN in each dtype. "expanded" has one head's
-    values in all heads.
+    values in all heads. A strided kernel reads "expanded", and if 8 divides head_dim "interleaved", where it is.
     """
     _, heads, length, dim = shape = tensor.shape
     row = dim + 3

@@ -12,6 +12,11 @@ def no_barrier(reason: str, barrier: str = "__syncthreads()", spaces: int = 2) -
     return {f"{barrier};{' ' * spaces}// {reason}": f"// {reason}"}
 
 
+def tiles(number: int) -> dict[str, str]:
+    """The kernel takes this one of its tile shapes: small problems do not choose the large ones themselves."""
+    return {"constexpr int TILES = -1;": f"constexpr int TILES = {number};"}
+
+
 KV_HEAD = "head / (params.heads / params.kv_heads)"
 
 # What v01 to v05 have in common word for word.
@@ -250,5 +255,37 @@ MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
         "lse is a logarithm to base 2": {"shift_rmem[r].scaled * (1 / LOG)": "shift_rmem[r].scaled"},
         "lse forgets large scores": {"fmaf(shift_rmem[r].base, scale,": "fmaf(0, scale,"},
         "an empty row is divided by 0": {"l_rmem[r] == 0 ? 0 : ": ""},
+    },
+    "v09_adaptive_tiles": {
+        "a causal block stops a tile early": TILED["a causal block stops a tile early"],
+        "Q tiles overlap by a row": {"q_tile * BLOCK_Q;": "q_tile * (BLOCK_Q - 1);"},
+        "causal blocks take heads for tiles": {
+            "params.causal ? blockIdx.x % heads": "params.causal ? blockIdx.x / q_tiles"
+        },
+        "the last tile of causal blocks is forgotten": {
+            "q_tiles - 1 - blockIdx.x / heads": "max(q_tiles - 2 - static_cast<int>(blockIdx.x) / heads, 0)"
+        },
+        "the K/V head is the query head": {"q_head / (params.heads / params.kv_heads)": "q_head % params.kv_heads"},
+        "K's batches are taken for contiguous": {"batch * k.batch": "batch * params.kv_heads * N * D"},
+        "V's heads are taken for contiguous": {"kv_head * v.head": "kv_head * N * D"},
+        "Q's tiles are taken for contiguous": {"q_begin * q.row": "q_begin * D"},
+        "Q has K's rows": {"Q, q.row, M - q_begin": "Q, k.row, M - q_begin"},
+        "tiles read past the last row": {"i < rows ? 16 : 0": "i <= rows ? 16 : 0"},
+        "no wait for Q": no_barrier("this thread's part of Q", "cp_async_wait_group<PENDING + 1>()"),
+        "no wait for K": no_barrier("this thread's part of K", "cp_async_wait_group<PENDING>()"),
+        "no wait for V": no_barrier("this thread's part of V", "cp_async_wait_group<PENDING>()"),
+        "no barrier after Q is loaded": no_barrier("Q is whole", spaces=21),
+        "no barrier after K is loaded": no_barrier("K is whole", spaces=17),
+        "no barrier after V is loaded": no_barrier("V is whole", spaces=17),
+        "one stage's waits leave a group in flight": tiles(3)
+        | {"PENDING = 2 * (STAGES - 1)": "PENDING = 2 * STAGES - 1"},
+        "both bands have the first one's Q": tiles(5)
+        | {"beside(q_offset, t * 16, d * 16)": "beside(q_offset, 0, d * 16)"},
+        "both bands have the first one's P": tiles(5)
+        | {"band(O_rmem[2 * c], t), P_rmem[j][t]": "band(O_rmem[2 * c], t), P_rmem[j][0]"},
+        "both bands are masked like the first": tiles(5) | {"lane_row + i / 2 * 8;": "lane_row + i / 2 % 2 * 8;"},
+        "warps share bands": tiles(5) | {"warp_id * BANDS * 16": "warp_id * 16"},
+        "the second band's rows are not rescaled": tiles(5)
+        | {"O_rmem[c][2 * r] *= rescale;": "O_rmem[c][2 * r] *= r < 2 ? rescale : 1;"},
     },
 }
