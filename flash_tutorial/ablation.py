@@ -15,6 +15,7 @@ from typing import Any
 from flash_tutorial import registry, results, suites
 from flash_tutorial.clock import Timing
 from flash_tutorial.suites import Shape
+from flash_tutorial.text import markdown
 from flash_tutorial.versions import Version
 
 # What others published: shares carry over from GPU to GPU, times do not.
@@ -99,11 +100,8 @@ class Ablation:
         short = registry.short(self.version.name)
         theirs = self.elsewhere
         base = next((f"{row.base.median:,.0f}" for row in self.rows if row.base), "–")
-        table = [
-            ["variant", "what it decides", "µs", f"Δ against {short}", f"what {short} saves", "elsewhere"],
-            ["---", "---", "---:", "---:", "---:", "---:"],
-            [short, "", base, "", "", ""],
-        ]
+        headers = ["variant", "what it decides", "µs", f"Δ against {short}", f"what {short} saves", "elsewhere"]
+        table = [[short, "", base, "", "", ""]]
         for row in self.rows:
             cells = ["–", "–", "–"]
             if row.time:
@@ -116,10 +114,9 @@ class Ablation:
             effect = theirs.get(row.label)
             cells.append("" if effect is None else "slower" if effect.change is None else _percent(effect.change))
             table.append([f"`{row.label}`", _decides(row.variant), *cells])
-        if not theirs:
-            table = [cells[:-1] for cells in table]
-        lines = ["| " + " | ".join(cells) + " |" for cells in table]
-        return "\n".join(lines) + "\n\n" + " ".join(self._notes(short))
+        width = len(headers) if theirs else len(headers) - 1
+        shown = markdown(headers[:width], [cells[:width] for cells in table], "llrrrr"[:width])
+        return f"{shown}\n\n{' '.join(self._notes(short))}"
 
     def _notes(self, short: str) -> list[str]:
         notes = []

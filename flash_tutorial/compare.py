@@ -18,7 +18,6 @@ import importlib.util
 import io
 import json
 import math
-import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,9 +33,9 @@ from flash_tutorial import emulator, reference, registry
 from flash_tutorial.clock import Timing, measure
 from flash_tutorial.problem import Problem
 from flash_tutorial.reference import REFERENCES
+from flash_tutorial.text import WIDTH, page, wrap
 from flash_tutorial.versions import Version, accepting, find
 
-WIDTH = 100  # columns of the terminal that text is made for
 FORMATS = ("simple", "github", "html", "csv", "json")
 
 
@@ -395,20 +394,6 @@ def _simple(comparison: Comparison) -> str:
     return "\n\n".join(["\n".join(_caption(comparison)), table, *notes])
 
 
-def wrap(text: str) -> str:
-    """The text with its prose wrapped; lines of source, which compilers quote behind a bar, stay as they are."""
-    lines = []
-    for line in text.splitlines():
-        if len(line) <= WIDTH or re.match(r" *\d* *\|", line):
-            lines.append(line)
-        else:
-            indent = " " * (len(line) - len(line.lstrip()))
-            lines += textwrap.wrap(
-                line.strip(), WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_long_words=False
-            )
-    return "\n".join(lines)
-
-
 def _github(comparison: Comparison) -> str:
     headers, cells = _table(comparison, narrow=False)
     cells = [[text.replace("|", "\\|") for text in row] for row in cells]
@@ -433,11 +418,8 @@ def _html_table(comparison: Comparison) -> str:
 
 
 def _html_page(comparison: Comparison) -> str:
-    return (
-        '<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>flash-tutorial compare</title>\n'
-        "<style>body{font-family:sans-serif;color-scheme:light dark}td,th{padding:.2em .7em;text-align:right}"
-        f"td:first-child{{text-align:left}}</style>\n{_html_table(comparison)}\n</html>"
-    )
+    style = "td,th{text-align:right}td:first-child{text-align:left}"
+    return page("flash-tutorial compare", _html_table(comparison), style)
 
 
 def as_data(row: Row) -> dict:

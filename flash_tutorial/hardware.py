@@ -16,7 +16,6 @@ import dataclasses
 import json
 import math
 import string
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -26,6 +25,7 @@ from tabulate import tabulate
 
 from flash_tutorial import build, registry, results
 from flash_tutorial.emulator import Counters, Report
+from flash_tutorial.text import WIDTH, markdown, wrap
 from flash_tutorial.versions import VERSIONS, Version
 
 if TYPE_CHECKING:  # which imports torch
@@ -38,7 +38,6 @@ PROBLEMS: tuple[dict[str, Any], ...] = (
     {"heads": 2, "queries": 256, "keys": 256, "head_dim": 128},
 )
 FIELDS = ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "dtype", "causal")  # of a problem, in a row
-WIDTH = 100  # columns of the terminal that text is made for
 
 Row = dict[str, Any]  # "version", "kernel_hash", FIELDS, "emulator" and "hardware": {counter: number}, "reasons"
 
@@ -350,9 +349,7 @@ def describe(rows: Sequence[Row], fmt: str = "simple") -> str:
     notes = [f"{mark}: {text or 'nothing explains this'}{_range(rows, text)}" for text, mark in marks.items()]
     if any(row.get("stale") for row in rows):
         notes.append("*: measured before the kernel's last change")
-    return "\n\n".join(
-        [*parts, *("\n".join(textwrap.wrap(note, WIDTH)) if fmt == "simple" else note for note in notes)]
-    )
+    return "\n\n".join([*parts, *(wrap(note) if fmt == "simple" else note for note in notes)])
 
 
 def _title(row: Row) -> str:
@@ -436,11 +433,10 @@ def agreement(rows: Sequence[Row]) -> str:
             text: f"({letters(number)})"
             for number, text in enumerate(dict.fromkeys(each[-1] for each in table if each[-1]))
         }
-        lines = [headers, ["---", "---", "---:", "---:", "---:", "---"]]
-        lines += [[name, f"`{metric}`", *figures, marks.get(text, "")] for name, metric, *figures, text in table]
+        lines = [[name, f"`{metric}`", *figures, marks.get(text, "")] for name, metric, *figures, text in table]
         parts += [
             f"{len(of_gpu)} calls on {gpu} ({max(row['date'] for row in of_gpu)[:10]}): {versions}.",
-            "\n".join(f"| {' | '.join(line)} |" for line in lines),
+            markdown(headers, lines, "llrrrl"),
             *(f"{mark} {text}." for text, mark in marks.items()),
         ]
     return "\n\n".join(parts) or "No GPU has been measured yet."

@@ -23,6 +23,7 @@ from tqdm import tqdm
 from flash_tutorial import build, compare, emulator, inspect, nsight, ops, results
 from flash_tutorial.problem import Problem
 from flash_tutorial.reference import REFERENCES
+from flash_tutorial.text import wrap
 from flash_tutorial.versions import VERSIONS, Version
 
 FORMATS = ("simple", "github", "json")
@@ -572,7 +573,7 @@ def _parts(profile: Profile, fmt: str) -> list[str]:
     elif lines:
         table = compare.line_table(lines, profile.warp_time)
         parts.append(table if narrow else f"```\n{table}\n```")
-    return [*parts, *(compare.wrap(note) if narrow else note for note in profile.notes)]
+    return [*parts, *(wrap(note) if narrow else note for note in profile.notes)]
 
 
 def _worth_showing(profile: Profile) -> list[emulator.LineCounters]:

@@ -25,8 +25,8 @@ from flash_tutorial.benchmark import Contender
 from flash_tutorial.clock import Timing
 from flash_tutorial.registry import short
 from flash_tutorial.suites import Shape, in_common
+from flash_tutorial.text import WIDTH, page, wrap
 
-WIDTH = 100  # columns of the terminal that text is made for
 FORMATS = ("simple", "github", "html", "csv", "json")
 
 
@@ -167,7 +167,7 @@ def render(tables: Sequence[Table], format: str = "simple", left_out: Mapping[st
         names = {why: ", ".join(name for name, reason in left_out.items() if reason == why) for why in reasons}
         parts.append(_list([f"left out: {names[why]}: {why}" for why in reasons], format))
     text = "\n\n".join(parts)
-    return _page(text) if format == "html" else text
+    return page("flash-tutorial bench", text) if format == "html" else text
 
 
 _MEANS = "Speed in % of {baseline} at each length N; harmonic mean of the TFLOP/s, and in % of {baseline}'s:"
@@ -324,7 +324,7 @@ def _tabulate(
 def _text(lines: list[str], format: str) -> str:
     if format == "html":
         return f"<p>{'<br>'.join(map(html.escape, lines))}</p>"
-    return "  \n".join(lines) if format == "github" else _wrapped(lines)
+    return "  \n".join(lines) if format == "github" else "\n".join(map(wrap, lines))
 
 
 def _list(items: list[str], format: str) -> str:
@@ -332,21 +332,7 @@ def _list(items: list[str], format: str) -> str:
         return "<ul>" + "".join(f"<li>{html.escape(item)}</li>" for item in items) + "</ul>"
     if format == "github":
         return "\n".join(f"- {' '.join(item.split())}" for item in items)
-    return _wrapped(items)
-
-
-def _wrapped(lines: list[str]) -> str:
-    from flash_tutorial.compare import wrap
-
-    return "\n".join(map(wrap, lines))
-
-
-def _page(text: str) -> str:
-    return (
-        '<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>flash-tutorial bench</title>\n'
-        "<style>body{font-family:sans-serif;color-scheme:light dark}td,th{padding:.2em .7em}</style>\n"
-        f"{text}\n</html>"
-    )
+    return "\n".join(map(wrap, items))
 
 
 def _figures(table: Table, line: Line) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from flash_tutorial import ablation, benchmark, charts, hardware, timetable
 from flash_tutorial.compare import compare
 from flash_tutorial.problem import Problem
 from flash_tutorial.reference import PEERS
+from flash_tutorial.text import markdown
 from flash_tutorial.versions import VERSIONS, write_readme
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,16 +24,10 @@ SUITES = ("pedagogical", "paper")
 DEMO = (ROOT / "tests" / "data" / "minilm_qkv.safetensors", "layer3")  # what `make demo` compares on
 
 
-def table(headers: list[str], rows: list[list[str]], align: str) -> str:
-    """A Markdown table without padding; `align` has an l or r for each column."""
-    rule = ["---:" if side == "r" else "---" for side in align]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (headers, rule, *rows))
-
-
 def ladder() -> str:
     """Every version: its kernel, its idea and its notebook."""
     rows = [[f"[{v.name}](kernels/{v.name}.cu)", v.idea, f"[notebook](notebooks/{v.name}.ipynb)"] for v in VERSIONS]
-    return table(["version", "idea", ""], rows, "lll")
+    return markdown(["version", "idea", ""], rows, "lll")
 
 
 def counters() -> str:
@@ -57,7 +52,7 @@ def counters() -> str:
         *("version", "global loads, MB", "global stores, MB"),
         *("shared wavefronts", "of them bank conflicts", "barriers", "shuffles"),
     ]
-    return table(headers, rows, "lrrrrrr")
+    return markdown(headers, rows, "lrrrrrr")
 
 
 def speed() -> str:
@@ -93,7 +88,7 @@ def _speeds(gpu: str, families: list[timetable.Table]) -> list[str]:
             f"N={lengths[0]} to {lengths[-1]:,}."
         )
     timed = [[name, *row] for name, row in cells.items() if any(row)]
-    return [caption + stale, table(["", *headers], timed, "l" + "r" * len(headers))]
+    return [caption + stale, markdown(["", *headers], timed, "l" + "r" * len(headers))]
 
 
 def _time(line: timetable.Line | None) -> str:
