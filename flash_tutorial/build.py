@@ -29,6 +29,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from flash_tutorial import files
 from flash_tutorial.versions import KERNELS, Version
 
 #: Where setup.py puts libraries; what is built on demand goes to cache_dir().
@@ -317,9 +318,7 @@ def scratch_source(text: str) -> Path:
     path = cache_dir() / "sources" / f"kernel_{hashlib.sha256(text.encode()).hexdigest()[:10]}.cu"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-            file.write(text)
-        os.replace(file.name, path)
+        files.write(path, text)
     return path
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flash_tutorial import model, registry, results, suites
+from flash_tutorial.files import replacing
 from flash_tutorial.suites import Shape
 from flash_tutorial.versions import VERSIONS, Version
 
@@ -61,13 +61,8 @@ class Picture:
 
         metadata = {"Title": self.alt, "Description": f"{_MARK}{self.digest}"}
         metadata |= {"Date": None, "Creator": None} if path.suffix == ".svg" else {"Software": None}
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with matplotlib.rc_context({"svg.hashsalt": self.digest}):
-                figure.savefig(draft, format=path.suffix[1:], dpi=150, metadata=metadata)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        with replacing(path) as draft, matplotlib.rc_context({"svg.hashsalt": self.digest}):
+            figure.savefig(draft, format=path.suffix[1:], dpi=150, metadata=metadata)
 
 
 _MARK = "figures: "

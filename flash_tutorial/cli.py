@@ -18,7 +18,7 @@ import click
 from click.core import ParameterSource
 from tabulate import tabulate
 
-from flash_tutorial import build
+from flash_tutorial import build, files
 from flash_tutorial.versions import VERSIONS
 
 RIGHT, WRONG = 0, 1  # exit statuses; click's usage errors exit with 2
@@ -299,13 +299,7 @@ def compare(
         found = [comparing.find_version(each, like) for each in named]
         problem = make_problem((found or VERSIONS)[0].dtypes[0])
         result = comparing.compare(names, problem, baseline=baseline, like=like)
-    text = comparing.render(result, fmt)
-    if out is None:
-        click.echo(text)
-    else:
-        with _asked_wrongly():
-            _write(out, text + "\n")
-        click.echo(f"{out}: {len(result)} rows", err=True)
+    _show(comparing.render(result, fmt), out, len(result))
     ctx.exit(RIGHT if result.right else WRONG)
 
 
@@ -332,14 +326,14 @@ def _check_out(out: Path, suffixes: Mapping[str, str]) -> None:
         raise ValueError(f"--out {out}: the directory {out.parent} cannot be written to")
 
 
-def _write(path: Path, text: str) -> None:
-    """All of the text or, whatever happens, what was there before."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+def _show(text: str, out: Path | None, rows: int) -> None:
+    """Prints a table, or writes it to `out` and says how many rows it has."""
+    if out is None:
+        click.echo(text)
+        return
+    with _asked_wrongly():
+        files.write(out, text + "\n")
+    click.echo(f"{out}: {rows} rows", err=True)
 
 
 # ---------------------------------------------------------------------------------------------------------- bench
@@ -484,13 +478,8 @@ def bench(
         )
         click.echo(what, err=True)
         ctx.exit(status or WRONG)
-    text = timetable.render(timetable.tables_of(rows, plan.contenders, plan.baseline), fmt, left_out)
-    if out is None:
-        click.echo(text)
-    else:
-        with _asked_wrongly():
-            _write(out, text + "\n")
-        click.echo(f"{out}: {len(rows)} rows", err=True)
+    tables = timetable.tables_of(rows, plan.contenders, plan.baseline)
+    _show(timetable.render(tables, fmt, left_out), out, len(rows))
     ctx.exit(status)
 
 

@@ -17,11 +17,12 @@ import json
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Callable, Collection, Hashable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from flash_tutorial import files
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 FORMAT = 1
@@ -106,9 +107,7 @@ def append(
     date = datetime.now(UTC).isoformat(timespec="seconds")
     document["runs"].append({"date": date, "environment": where, **more, "rows": rows})
     text = json.dumps(document, indent=1) + "\n"  # before a file is begun: this may fail
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
-        file.write(text)
-    os.replace(file.name, path)
+    files.write(path, text)
     return path
 
 

@@ -6,14 +6,12 @@ the cache, and from there on like a reader's own file: built on demand, checked,
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 import zlib
 from dataclasses import replace
 from pathlib import Path
 
-from flash_tutorial import build
+from flash_tutorial import build, files
 from flash_tutorial.versions import Option, Version
 
 
@@ -82,7 +80,5 @@ def _kept(source: Path, words: list[str], text: str) -> Path:
     path = place / f"{source.stem}__{'__'.join(word.replace('=', '_') for word in words)}.cu"
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         place.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=place, suffix=".tmp", delete=False, encoding="utf-8") as file:
-            file.write(text)
-        os.replace(file.name, path)
+        files.write(path, text)
     return path
