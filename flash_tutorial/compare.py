@@ -36,9 +36,6 @@ from flash_tutorial.reference import REFERENCES
 from flash_tutorial.text import WIDTH, page, wrap
 from flash_tutorial.versions import Version, accepting, find
 
-FORMATS = ("simple", "github", "html", "csv", "json")
-
-
 # ---------------------------------------------------------------------------------------------- results
 
 
@@ -295,7 +292,7 @@ def render(comparison: Comparison, format: str = "simple") -> str:
     """A comparison as text: "simple" (a terminal), "github" (Markdown), "html" (a page), "csv" or "json"."""
     renderers = {"simple": _simple, "github": _github, "html": _html_page, "csv": _csv, "json": to_json}
     if format not in renderers:
-        raise ValueError(f"format is {format!r}: accepted are {', '.join(FORMATS)}")
+        raise ValueError(f"format is {format!r}: accepted are {', '.join(renderers)}")
     return renderers[format](comparison)
 
 

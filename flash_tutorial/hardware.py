@@ -25,6 +25,7 @@ from tabulate import tabulate
 
 from flash_tutorial import build, registry, results
 from flash_tutorial.emulator import Counters, Report
+from flash_tutorial.results import FIELDS
 from flash_tutorial.text import WIDTH, markdown, wrap
 from flash_tutorial.versions import VERSIONS, Version
 
@@ -37,7 +38,6 @@ PROBLEMS: tuple[dict[str, Any], ...] = (
     {"heads": 4, "kv_heads": 2, "queries": 113, "keys": 203, "head_dim": 64, "causal": True},
     {"heads": 2, "queries": 256, "keys": 256, "head_dim": 128},
 )
-FIELDS = ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "dtype", "causal")  # of a problem, in a row
 
 Row = dict[str, Any]  # "version", "kernel_hash", FIELDS, "emulator" and "hardware": {counter: number}, "reasons"
 
@@ -158,13 +158,7 @@ def _rows(version: Version, problems: Sequence[Problem]) -> list[Row]:
 
     reports = [emulate(version, problem) for problem in problems]
     first, *more = (dataclasses.replace(problem, device="cuda") for problem in problems)
-    metrics = nsight.needed(Counters.metrics().values())
-    while True:
-        try:
-            launches = nsight.measure(version, first, metrics, more=more)
-            break
-        except nsight.UnknownMetric as error:  # on another chip: the counters that need it are left out, then
-            metrics = [each for each in metrics if each.partition("[")[0] not in error.metrics]
+    launches = nsight.measure_known(version, first, nsight.needed(Counters.metrics().values()), more=more)
     if len(launches) != sum(len(report.launches) for report in reports):
         raise nsight.NsightError(
             f"{len(launches)} kernels were launched on the GPU ({', '.join(launch.kernel for launch in launches)}), "

@@ -185,6 +185,17 @@ def measure(
     return launches
 
 
+def measure_known(
+    version: str | os.PathLike | Version, problem: Problem, metrics: Sequence[str], **options
+) -> list[Launch]:
+    """`measure`, but metrics that this GPU does not have are left out."""
+    while True:
+        try:
+            return measure(version, problem, metrics, **options)
+        except UnknownMetric as error:
+            metrics = [each for each in metrics if _name(each) not in error.metrics]
+
+
 def counters(version: str | os.PathLike | Version, problem: Problem) -> emulator.Counters:
     """The GPU's figures of one call, all launches together, in the emulator's vocabulary. A counter that has no metric
     (it is not in `Counters.metrics()`) stays 0. Raises what `measure` does."""

@@ -26,7 +26,6 @@ from flash_tutorial.reference import REFERENCES
 from flash_tutorial.text import wrap
 from flash_tutorial.versions import VERSIONS, Version
 
-FORMATS = ("simple", "github", "json")
 #: Blocks that an SM has room for, by what runs out first.
 _LIMITS = {
     "registers": "launch__occupancy_limit_registers",
@@ -141,13 +140,7 @@ def _measured(version: Version, problem: Problem, save: Path | None) -> Profile:
             f"head_dim is {problem.head_dim}: PyTorch's kernels pad it, and a profile is of one launch; on a GPU "
             f"{version.label} is profiled at {sizes}"
         )
-    metrics = list(METRICS)
-    while True:
-        try:
-            launches = nsight.measure(version, problem, metrics, by_instruction=True, save=save)
-            break
-        except nsight.UnknownMetric as error:  # another chip than the one this list was made on: without it, then
-            metrics = [each for each in metrics if each.partition("[")[0] not in error.metrics]
+    launches = nsight.measure_known(version, problem, METRICS, by_instruction=True, save=save)
     if len(launches) != 1:
         kernels = ", ".join(launch.kernel for launch in launches)
         raise ValueError(f"{version.label} launches {len(launches)} kernels ({kernels}): a profile is of one launch")
@@ -255,11 +248,10 @@ def _whole(value: float | None) -> int | None:
 
 def row(profile: Profile, version: Version) -> dict:
     """What results/profiles/<gpu>.json keeps of a GPU's profile."""
-    kept = ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "dtype", "causal")
     return {
         "version": version.name,
         "kernel_hash": build.source_hash(version),
-        **{name: getattr(profile.problem, name) for name in kept},
+        **{name: getattr(profile.problem, name) for name in results.FIELDS},
         **profile.figures,
         "counters": profile.counters,
     }

@@ -26,6 +26,7 @@ from flash_tutorial import files
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 FORMAT = 1
+FIELDS = ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "dtype", "causal")  # of a Problem, in a row
 _FOLDERS = {"times": ".", "profiles": "profiles", "counters": "counters", "tuning": "tuning"}
 
 
