@@ -11,7 +11,7 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -19,9 +19,11 @@ from click.core import ParameterSource
 from tabulate import tabulate
 
 from flash_tutorial import build, files
+from flash_tutorial.suites import DTYPES
 from flash_tutorial.versions import VERSIONS
 
 RIGHT, WRONG = 0, 1  # exit statuses; click's usage errors exit with 2
+INTERRUPTED = 130  # as a shell has it for Ctrl-C
 
 STATUSES = """
 \b
@@ -74,6 +76,106 @@ def _asked_wrongly() -> Iterator[None]:
         raise click.UsageError(str(error)) from error
 
 
+# ---------------------------------------------------------------------------------------------------------- in common
+
+SUFFIXES = {".txt": "simple", ".md": "github", ".html": "html", ".csv": "csv", ".json": "json"}
+
+
+def _numbers(ctx: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    words = text.split(",")
+    if not all(word.strip().isascii() and word.strip().isdigit() for word in words):
+        things = "head sizes" if parameter.name == "head_dims" else "lengths"
+        raise click.BadParameter(
+            f"{text!r} is no list of {things}: whole numbers with commas between them are accepted"
+        )
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def _dtype(help: str) -> Callable:
+    return click.option("--dtype", type=click.Choice(DTYPES), help=help)
+
+
+_like = click.option("--like", metavar="VERSION", help="The version whose dtypes and head sizes your .cu has.")
+_batch_size = click.option("--batch-size", "batch", type=click.IntRange(1), help="Sequences in the batch.")
+_seq_lens = click.option(
+    "--seq-lens", "seqs", metavar="N,N,...", callback=_numbers, help="Lengths, of queries and keys alike."
+)
+_warmup = click.option(
+    "--warmup", metavar="N", type=click.IntRange(0), help="Calls before the first that is timed.  [default: 5]"
+)
+_repetitions = click.option(
+    "--repetitions", metavar="N", type=click.IntRange(1), help="Timed calls of each.  [default: 30]"
+)
+_stored = click.option("--stored", is_flag=True, help="Show what is stored and measure nothing: needs no GPU.")
+_stored_gpu = click.option(
+    "--gpu", metavar="NAME", help="With --stored: whose times, h200 for example.  [default: every GPU's]"
+)
+_format = click.option(
+    "--format", "fmt", type=click.Choice(["simple", "github", "json"]), default="simple", show_default=True
+)
+_format_or_suffix = click.option(
+    "--format", "fmt", type=click.Choice(list(SUFFIXES.values())), help="[default: by --out's suffix, or simple]"
+)
+_out = click.option(
+    "--out", metavar="FILE", type=click.Path(path_type=Path), help=f"Write there: {', '.join(SUFFIXES)}."
+)
+
+
+def _check_stored(stored: bool, gpu: str | None, measuring: Mapping[str, object]) -> None:
+    """ValueError for --gpu without --stored, and for those options beside it that only a measurement heeds."""
+    if gpu is not None and not stored:
+        raise ValueError("--gpu chooses among stored times: it needs --stored")
+    given = [f"--{name}" for name, value in measuring.items() if value is not None and value is not False]
+    if stored and given:
+        raise ValueError(f"--stored measures nothing: {' and '.join(given)} cannot go with it")
+
+
+def _tell(said: Iterable[str], tables: Sequence, stored: bool, status: int) -> None:
+    """Says what there is to say beside the tables, and ends a command that has none."""
+    for line in said:
+        click.echo(line, err=True)
+    if not tables:
+        ctx = click.get_current_context()
+        missing = f"nothing of this is stored: `{ctx.command_path}` measures it on a GPU"
+        click.echo(missing if stored else "nothing measured", err=True)
+        ctx.exit(status or WRONG)
+
+
+def _output_format(fmt: str | None, out: Path | None) -> str:
+    """The format to write, once it is clear that `out` can be written; else ValueError, before anything has run."""
+    if out is None:
+        return fmt or "simple"
+    _check_out(out, {suffix: f"{suffix} ({name})" for suffix, name in SUFFIXES.items()})
+    if fmt not in (None, SUFFIXES[out.suffix]):
+        raise ValueError(f"--out {out} is for {SUFFIXES[out.suffix]}, but --format is {fmt}: leave one of them out")
+    return SUFFIXES[out.suffix]
+
+
+def _check_out(out: Path, suffixes: Mapping[str, str]) -> None:
+    """ValueError if `out` cannot be written, or ends in none of the suffixes, which are given with their meanings."""
+    accepted = ", ".join(suffixes.values())
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a directory: a file name is needed, ending in {accepted}")
+    if out.suffix not in suffixes:
+        raise ValueError(f"--out {out} ends in {out.suffix or 'no suffix'!r}: accepted are {accepted}")
+    if not out.absolute().parent.is_dir():
+        raise ValueError(f"--out {out}: there is no directory {out.parent}")
+    if not os.access(out.absolute().parent, os.W_OK):
+        raise ValueError(f"--out {out}: the directory {out.parent} cannot be written to")
+
+
+def _show(text: str, out: Path | None, rows: int) -> None:
+    """Prints a table, or writes it to `out` and says how many rows it has."""
+    if out is None:
+        click.echo(text)
+        return
+    with _asked_wrongly():
+        files.write(out, text + "\n")
+    click.echo(f"{out}: {rows} rows", err=True)
+
+
 # ---------------------------------------------------------------------------------------------------------- list
 
 
@@ -100,7 +202,7 @@ def _asked_wrongly() -> Iterator[None]:
     ),
 )
 @click.option("--variants", is_flag=True, help="What can be set in each version instead of the versions.")
-@click.option("--format", "fmt", type=click.Choice(["simple", "github", "json"]), default="simple", show_default=True)
+@_format
 def list_(variants: bool, fmt: str) -> None:
     if variants:
         options = [(version, option) for version in VERSIONS for option in version.options]
@@ -153,16 +255,14 @@ def _problem_options(command: Callable) -> Callable:
     @click.option("--queries", type=int, default=100, show_default=True, help="Queries M.")
     @click.option("--keys", type=int, default=127, show_default=True, help="Keys N.")
     @click.option("--head-dim", type=int, default=64, show_default=True, help="Size D of a head, 1 to 128.")
-    @click.option(
-        "--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="[default: the first version's first]"
-    )
+    @_dtype("[default: the first version's first]")
     @click.option("--causal", is_flag=True, help="Query i sees keys j <= i + N - M.")
     @click.option("--scale", type=float, help="Any finite number.  [default: 1/sqrt(D)]")
     @click.option(
         "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="cpu emulates."
     )
     @click.option("--seed", type=int, default=0, show_default=True, help="Of the normal random tensors.")
-    @click.option("--like", metavar="VERSION", help="The version whose dtypes and head sizes your .cu has.")
+    @_like
     @click.option("--input", "path", metavar="FILE.safetensors", help="Tensors q, k, v instead of random ones.")
     @click.option("--prefix", help="Read PREFIX.q, PREFIX.k, PREFIX.v from --input.")
     @functools.wraps(command)
@@ -235,9 +335,6 @@ def run(ctx: click.Context, version: str, like: str | None, make_problem: Callab
 # ---------------------------------------------------------------------------------------------------------- compare
 
 
-SUFFIXES = {".txt": "simple", ".md": "github", ".html": "html", ".csv": "csv", ".json": "json"}
-
-
 @main.command(
     short_help="Versions and PyTorch's attention side by side.",
     help=_teach(
@@ -276,10 +373,8 @@ SUFFIXES = {".txt": "simple", ".md": "github", ".html": "html", ".csv": "csv", "
 @click.option(
     "--baseline", metavar="NAME", help="What speeds are relative to.  [default: the first of PyTorch's, or of all]"
 )
-@click.option(
-    "--format", "fmt", type=click.Choice(list(SUFFIXES.values())), help="[default: by --out's suffix, or simple]"
-)
-@click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help=f"Write there: {', '.join(SUFFIXES)}.")
+@_format_or_suffix
+@_out
 @click.pass_context
 def compare(
     ctx: click.Context,
@@ -303,54 +398,7 @@ def compare(
     ctx.exit(RIGHT if result.right else WRONG)
 
 
-def _output_format(fmt: str | None, out: Path | None) -> str:
-    """The format to write, once it is clear that `out` can be written; else ValueError, before anything has run."""
-    if out is None:
-        return fmt or "simple"
-    _check_out(out, {suffix: f"{suffix} ({name})" for suffix, name in SUFFIXES.items()})
-    if fmt not in (None, SUFFIXES[out.suffix]):
-        raise ValueError(f"--out {out} is for {SUFFIXES[out.suffix]}, but --format is {fmt}: leave one of them out")
-    return SUFFIXES[out.suffix]
-
-
-def _check_out(out: Path, suffixes: Mapping[str, str]) -> None:
-    """ValueError if `out` cannot be written, or ends in none of the suffixes, which are given with their meanings."""
-    accepted = ", ".join(suffixes.values())
-    if out.is_dir():
-        raise ValueError(f"--out {out} is a directory: a file name is needed, ending in {accepted}")
-    if out.suffix not in suffixes:
-        raise ValueError(f"--out {out} ends in {out.suffix or 'no suffix'!r}: accepted are {accepted}")
-    if not out.absolute().parent.is_dir():
-        raise ValueError(f"--out {out}: there is no directory {out.parent}")
-    if not os.access(out.absolute().parent, os.W_OK):
-        raise ValueError(f"--out {out}: the directory {out.parent} cannot be written to")
-
-
-def _show(text: str, out: Path | None, rows: int) -> None:
-    """Prints a table, or writes it to `out` and says how many rows it has."""
-    if out is None:
-        click.echo(text)
-        return
-    with _asked_wrongly():
-        files.write(out, text + "\n")
-    click.echo(f"{out}: {rows} rows", err=True)
-
-
 # ---------------------------------------------------------------------------------------------------------- bench
-
-INTERRUPTED = 130  # as a shell has it for Ctrl-C
-
-
-def _numbers(ctx: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    words = text.split(",")
-    if not all(word.strip().isascii() and word.strip().isdigit() for word in words):
-        things = "head sizes" if parameter.name == "head_dims" else "lengths"
-        raise click.BadParameter(
-            f"{text!r} is no list of {things}: whole numbers with commas between them are accepted"
-        )
-    return tuple(dict.fromkeys(map(int, words)))
 
 
 @main.command(
@@ -397,27 +445,23 @@ def _numbers(ctx: click.Context, parameter: click.Parameter, text: str | None) -
 )
 @click.argument("names", nargs=-1, metavar="[NAMES|all]...")
 @click.option("--suite", metavar="SUITE", default="small", show_default=True, help="The grid of problems, see above.")
-@click.option("--batch-size", "batch", type=click.IntRange(1), help="Sequences in the batch.")
+@_batch_size
 @click.option("--num-heads", "heads", type=click.IntRange(1), help="Query heads, a multiple of --kv-heads.")
 @click.option("--kv-heads", type=click.IntRange(1), help="Key/value heads.  [default: as many as --num-heads]")
 @click.option("--head-dim", type=click.IntRange(1), help="Size D of a head.")
-@click.option("--seq-lens", "seqs", metavar="N,N,...", callback=_numbers, help="Lengths, of queries and keys alike.")
-@click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="Of the tensors.")
+@_seq_lens
+@_dtype("Of the tensors.")
 @click.option("--causal/--full", "causal", default=None, help="Query i sees keys j <= i only, or all.")
-@click.option(
-    "--warmup", metavar="N", type=click.IntRange(0), help="Calls before the first that is timed.  [default: 5]"
-)
-@click.option("--repetitions", metavar="N", type=click.IntRange(1), help="Timed calls of each.  [default: 30]")
+@_warmup
+@_repetitions
 @click.option("--baseline", metavar="NAME", help="Whom the others are compared with.  [default: baseline]")
 @click.option("--only", is_flag=True, help="Nobody beside those named.")
-@click.option("--like", metavar="VERSION", help="The version whose dtypes and head sizes your .cu has.")
+@_like
 @click.option("--save/--no-save", "keep", default=True, help="Add the times to results/<gpu>.json.  [default: save]")
-@click.option("--stored", is_flag=True, help="Show what is stored and measure nothing: needs no GPU.")
-@click.option("--gpu", metavar="NAME", help="With --stored: whose times, h200 for example.  [default: every GPU's]")
-@click.option(
-    "--format", "fmt", type=click.Choice(list(SUFFIXES.values())), help="[default: by --out's suffix, or simple]"
-)
-@click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help=f"Write there: {', '.join(SUFFIXES)}.")
+@_stored
+@_stored_gpu
+@_format_or_suffix
+@_out
 @click.pass_context
 def bench(
     ctx: click.Context,
@@ -441,10 +485,7 @@ def bench(
     chosen = {name: value for name, value in chosen.items() if value is not None}
     with _asked_wrongly():
         fmt = _output_format(fmt, out)
-        if gpu is not None and not stored:
-            raise ValueError("--gpu chooses among stored times: it needs --stored")
-        if stored and (warmup is not None or repetitions is not None):
-            raise ValueError("--stored measures nothing: --warmup and --repetitions have no place beside it")
+        _check_stored(stored, gpu, {"warmup": warmup, "repetitions": repetitions})
 
         from flash_tutorial import benchmark, results, timetable
         from flash_tutorial.reference import PEERS
@@ -470,15 +511,8 @@ def bench(
             except (ValueError, OSError) as error:  # the table is shown all the same
                 said.append(f"not kept: {error}")
                 status = status or WRONG
-    for line in said:
-        click.echo(line, err=True)
-    if not rows:
-        what = (
-            "nothing of this is stored: `flash-tutorial bench` measures it on a GPU" if stored else "nothing measured"
-        )
-        click.echo(what, err=True)
-        ctx.exit(status or WRONG)
     tables = timetable.tables_of(rows, plan.contenders, plan.baseline)
+    _tell(said, tables, stored, status)
     _show(timetable.render(tables, fmt, left_out), out, len(rows))
     ctx.exit(status)
 
@@ -521,20 +555,18 @@ def bench(
 @click.argument("version", metavar="VERSION|PATH.cu")
 @click.option("--tiles", metavar="WORD,WORD,...", help="Some of its tile shapes (list --variants).  [default: all]")
 @click.option("--head-dims", metavar="D,D,...", callback=_numbers, help="Compiled head sizes.  [default: 64,128]")
-@click.option("--seq-lens", "seqs", metavar="N,N,...", callback=_numbers, help="Lengths, of queries and keys alike.")
-@click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="[default: bfloat16]")
+@_seq_lens
+@_dtype("[default: bfloat16]")
 @click.option("--causal/--full", "causal", default=None, help="With the mask, or without.  [default: both]")
-@click.option("--batch-size", "batch", type=click.IntRange(1), help="Sequences in the batch.")
+@_batch_size
 @click.option("--num-heads", "heads", type=click.IntRange(1), help="Heads.")
-@click.option(
-    "--warmup", metavar="N", type=click.IntRange(0), help="Calls before the first that is timed.  [default: 5]"
-)
-@click.option("--repetitions", metavar="N", type=click.IntRange(1), help="Timed calls of each.  [default: 30]")
+@_warmup
+@_repetitions
 @click.option("--force", is_flag=True, help="Measure again what has been measured.")
 @click.option("--like", metavar="VERSION", help="The version whose tile shapes your .cu has.")
-@click.option("--stored", is_flag=True, help="Show what is stored and measure nothing: needs no GPU.")
-@click.option("--gpu", metavar="NAME", help="With --stored: whose times, h200 for example.  [default: every GPU's]")
-@click.option("--format", "fmt", type=click.Choice(["simple", "github", "json"]), default="simple", show_default=True)
+@_stored
+@_stored_gpu
+@_format
 @click.pass_context
 def tune(
     ctx: click.Context,
@@ -553,10 +585,7 @@ def tune(
     chosen |= {"causals": None if causal is None else (causal,)}
     chosen = {name: value for name, value in chosen.items() if value is not None}
     with _asked_wrongly():
-        if gpu is not None and not stored:
-            raise ValueError("--gpu chooses among stored times: it needs --stored")
-        if stored and (force or warmup is not None or repetitions is not None):
-            raise ValueError("--stored measures nothing: --force, --warmup and --repetitions have no place beside it")
+        _check_stored(stored, gpu, {"force": force, "warmup": warmup, "repetitions": repetitions})
 
         from flash_tutorial import tune as tuning
 
@@ -572,13 +601,8 @@ def tune(
                 ctx.exit(WRONG)
             rows, said = run.rows, run.said
             status = INTERRUPTED if run.interrupted else RIGHT if run.right else WRONG
-    for line in said:
-        click.echo(line, err=True)
     tables = tuning.tables_of(rows, plan.tiles)
-    if not tables:
-        what = "nothing of this is stored: `flash-tutorial tune` measures it on a GPU" if stored else "nothing measured"
-        click.echo(what, err=True)
-        ctx.exit(status or WRONG)
+    _tell(said, tables, stored, status)
     click.echo(tuning.render(tables, fmt))
     ctx.exit(status)
 
@@ -672,7 +696,7 @@ _ON_A_GPU = {"batch": 4, "heads": 12, "queries": 2048, "keys": 2048}
 @click.option(
     "--keep/--no-keep", default=None, help="Add what a GPU says to results/profiles.  [default: keep if `all`]"
 )
-@click.option("--format", "fmt", type=click.Choice(["simple", "github", "json"]), default="simple", show_default=True)
+@_format
 @click.pass_context
 def profile(
     ctx: click.Context,
@@ -742,10 +766,10 @@ def profile(
 @click.argument("other", required=False)
 @click.option("--arch", metavar="sm_NN", help="sm_80, sm_86, sm_89, sm_90 or sm_90a.  [default: sm_90]")
 @click.option("--head-dim", type=int, default=64, show_default=True, help="Whose kernels to show.")
-@click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="[default: each version's first]")
-@click.option("--like", metavar="VERSION", help="The version whose dtypes and head sizes your .cu has.")
+@_dtype("[default: each version's first]")
+@_like
 @click.option("--sass", is_flag=True, help="The machine code too, under its source lines.")
-@click.option("--format", "fmt", type=click.Choice(["simple", "github", "json"]), default="simple", show_default=True)
+@_format
 @click.pass_context
 def inspect_(
     ctx: click.Context,
@@ -798,9 +822,9 @@ def inspect_(
     ),
 )
 @click.argument("names", nargs=-1, metavar="[NAMES|all]...")
-@click.option("--stored", is_flag=True, help="Show what is stored; measure nothing.")
+@_stored
 @click.option("--keep/--no-keep", default=True, show_default=True, help="Add the figures to results/counters/.")
-@click.option("--format", "fmt", type=click.Choice(["simple", "github", "json"]), default="simple", show_default=True)
+@_format
 @click.pass_context
 def hardware(ctx: click.Context, names: tuple[str, ...], stored: bool, keep: bool, fmt: str) -> None:
     from flash_tutorial import hardware as comparing
