@@ -8,6 +8,38 @@
 
 Importing this package is quick and does not import torch; `torch.ops.flash_tutorial.<version>` exists as soon as both
 are imported, in either order.
+
+The modules, by the question that they answer:
+
+    what is there       versions      every version, as data
+                        variants      v04:pad=0, a version with one constant set otherwise
+                        registry      from a name, or a reader's .cu, to its operator
+                        diff          what a version changed from its parent
+                        scratch       copies of a kernel with a line changed
+    how does it run     build         nvcc for a GPU, g++ for the emulator
+                        emulator      counts what a kernel does to memory, and sees its races
+                        ops           the contract around the kernels, and their PyTorch operators
+                        doctor        what this machine can do
+    is it right         problem       one attention problem and its tensors
+                        reference     float64, PyTorch's own kernels and other packages'
+                        compare       versions and references side by side
+    how fast is it      suites        grids of problems by name
+                        clock         times of functions that take turns on a GPU
+                        benchmark     who is timed on what, and what is kept of it
+                        timetable     the tables of that
+                        tune          which tile shape is the fastest, looked up at every launch
+    why                 inspect       what nvcc made: registers, occupancy, instructions
+                        nsight        runs Nsight Compute and reads what it says
+                        profile       one version, in figures and what they say
+                        hardware      the emulator's counters beside a GPU's
+                        model         bounds and occupancy, by a chip's published rates
+    what is known       results       keeps and finds measured figures
+                        ablation      what each decision is worth, here and elsewhere
+                        charts        which stored figures a picture shows
+    how is it shown     cli           the command line
+                        notebook      what the notebooks say the same way
+                        plots         draws numbers
+                        text, files   tables and notes; whole files
 """
 
 from __future__ import annotations
