@@ -7,15 +7,15 @@ import json
 import re
 import sys
 import types
+from functools import partial
 
+import command
 import pytest
 import torch
-from click.testing import CliRunner
 
 import flash_tutorial as ft
 from flash_tutorial import benchmark, build, clock, ops, reference, results, timetable
 from flash_tutorial.benchmark import plan_of
-from flash_tutorial.cli import main
 from flash_tutorial.suites import SUITES, Shape
 
 GPU = {"name": "NVIDIA Test 1", "driver_version": "1.0"}
@@ -24,18 +24,8 @@ FLOAT32 = [version.name for version in ft.versions() if "float32" in version.dty
 HALF = [version.name for version in ft.versions() if "bfloat16" in version.dtypes]
 
 
-def call(*arguments):
-    result = CliRunner().invoke(main, ["bench", *map(str, arguments)], prog_name="flash-tutorial")
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def refused(*arguments) -> str:
-    result = call(*arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    return result.stderr
+call = partial(command.call, "bench")
+refused = partial(command.refused, "bench")
 
 
 def names(contenders):

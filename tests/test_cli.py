@@ -16,6 +16,7 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
+from command import call, refused
 from safetensors.torch import save_file
 
 import flash_tutorial as ft
@@ -29,22 +30,6 @@ COMMANDS = [
     *("profile", "inspect", "hardware", "roofline", "plot", "doctor"),
 ]
 WIDTH = 100  # columns that a reader's terminal has
-
-
-def call(*arguments):
-    """The result of a command in this process: .exit_code, .stdout, .stderr, .output (both)."""
-    result = CliRunner().invoke(main, [str(each) for each in arguments], prog_name="flash-tutorial")
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def refused(*arguments) -> str:
-    """The message of a command that must refuse its arguments: exit status 2, nothing on stdout."""
-    result = call(*arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    return result.stderr
 
 
 def in_a_process(*arguments, **options):

@@ -6,15 +6,15 @@ No test here needs a GPU: Nsight Compute is a fake that counts what it is told t
 import dataclasses
 import json
 import re
+from functools import partial
 from pathlib import Path
 
+import command
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 from flash_tutorial import build, emulator, hardware, inspect, nsight, registry, results
-from flash_tutorial.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 COUNTERS = emulator.Counters.metrics()
@@ -34,11 +34,7 @@ def row(version="v04_vectorized", keys=512, dtype="float32", emulated=None, coun
     } | more  # fmt: skip
 
 
-def call(*arguments):
-    result = CliRunner().invoke(main, ["hardware", *map(str, arguments)], prog_name="flash-tutorial")
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+call = partial(command.call, "hardware")
 
 
 # ---------------------------------------------------------------------------------------------- the stored table
@@ -221,11 +217,7 @@ def test_a_readers_own_kernel_is_measured_and_not_kept(gpu, tmp_path):
 # ---------------------------------------------------------------------------------------------- refusals
 
 
-def refused(*arguments) -> str:
-    result = call(*arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    return " ".join(result.stderr.split())
+refused = partial(command.refused, "hardware")
 
 
 def test_refusals(monkeypatch):

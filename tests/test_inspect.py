@@ -5,14 +5,14 @@ import importlib.metadata
 import json
 import linecache
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import command
 import pytest
-from click.testing import CliRunner
 
 from flash_tutorial import build, inspect, model, registry
-from flash_tutorial.cli import main
 
 needs_nvcc = pytest.mark.skipif(build.nvcc() is None, reason="there is no nvcc")
 needs_nvdisasm = pytest.mark.skipif(inspect.disassembler() is None, reason="there is no nvdisasm")
@@ -60,18 +60,8 @@ _Z1fPf:
 """
 
 
-def call(*arguments):
-    result = CliRunner().invoke(main, ["inspect", *map(str, arguments)], prog_name="flash-tutorial")
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def refused(*arguments) -> str:
-    result = call(*arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    return " ".join(result.stderr.split())
+call = partial(command.call, "inspect")
+refused = partial(command.refused, "inspect")
 
 
 @pytest.fixture

@@ -5,10 +5,9 @@ import json
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command import call, refused
 
 from flash_tutorial import ablation, charts, registry, results
-from flash_tutorial.cli import main
 from flash_tutorial.suites import SUITES, Shape
 from flash_tutorial.versions import VERSIONS
 
@@ -53,19 +52,6 @@ def profiled(name: str, read: int, written: int = 0, shape: Shape = LARGE, durat
 
 def store(*rows: dict, kind: str = "times", gpu: dict = H200, **more) -> None:
     results.append(kind, list(rows), where=gpu, **more)
-
-
-def call(*arguments):
-    result = CliRunner().invoke(main, [str(each) for each in arguments], prog_name="flash-tutorial")
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def refused(*arguments) -> str:
-    result = call(*arguments)
-    assert result.exit_code == 2, result.output
-    return result.stderr
 
 
 # ---------------------------------------------------------------------------------------------- labels

@@ -10,15 +10,15 @@ import os
 import pickle
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
+import command
 import pytest
 import torch
-from click.testing import CliRunner
 
 import flash_tutorial
 from flash_tutorial import build, emulator, inspect, nsight, profile, registry, results
-from flash_tutorial.cli import main
 from flash_tutorial.problem import Problem
 from flash_tutorial.versions import VERSIONS
 
@@ -130,18 +130,8 @@ def ncu(tmp_path, monkeypatch) -> Ncu:
     return Ncu(folder)
 
 
-def call(*arguments):
-    result = CliRunner().invoke(main, ["profile", *map(str, arguments)], prog_name="flash-tutorial")
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def refused(*arguments) -> str:
-    result = call(*arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    return " ".join(result.stderr.split())
+call = partial(command.call, "profile")
+refused = partial(command.refused, "profile")
 
 
 # ---------------------------------------------------------------------------------------------- reading ncu
