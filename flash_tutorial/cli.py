@@ -19,7 +19,7 @@ from click.core import ParameterSource
 from tabulate import tabulate
 
 from flash_tutorial import build, files
-from flash_tutorial.suites import DTYPES
+from flash_tutorial.suites import DTYPES, SUITES
 from flash_tutorial.versions import VERSIONS
 
 RIGHT, WRONG = 0, 1  # exit statuses; click's usage errors exit with 2
@@ -414,12 +414,8 @@ def compare(
 
     \b
     Suites:
-      small         B=1 H=16 D=64, N=512 and 1,024, in each version's first dtype: under 30 seconds
-      pedagogical   fp32, B=4 H=12 D=64, N=512 to 2,048
-      article       fp16, B=1 H=32 D=128, causal, N=512 to 8,192
-      blog          bf16, B*N=16,384 H=16 D=128, N=512 to 16,384
-      paper         bf16, B*N=16,384 H*D=2,048, D=64 and 128, full and causal, N=512 to 16,384
-    The options that describe problems change a suite's.
+@suites
+    The options that describe problems change a suite's. `small`, the default, takes under 30 seconds.
 
     \b
     Examples:
@@ -438,7 +434,7 @@ def compare(
 
     Without --warmup and --repetitions, of which both are kept to exactly, a kernel that takes seconds has fewer.
     Ctrl-C shows and keeps what was measured until then (exit status 130).
-    """,
+    """.replace("@suites", "\n".join(f"      {name:<11} {suite}" for name, suite in SUITES.items())),
         "every version, and whatever was asked for by name, is right and has a time",
         "one is wrong or failed, or nothing is stored",
     ),
@@ -531,8 +527,8 @@ def bench(
     problem, and the next run goes on there. What was measured with the kernel as it is now is not measured again. Times
     of some --tiles only, or of a kernel that has changed since, are shown but not used.
 
-    Unless told otherwise the problems are those of `bench --suite paper`: bf16, B*N=16,384, H*D=2,048, D=64 and 128,
-    full and causal, N=512 to 16,384. A problem of less than half as many queries (B*H*N) is not taken to be alike.
+    Unless told otherwise the problems are those of `bench --suite paper`. A problem of less than half as many queries
+    (B*H*N) is not taken to be alike.
 
     \b
     Examples:

@@ -118,6 +118,19 @@ class Suite:
             for seq in self.seqs
         )
 
+    def __str__(self):
+        """ "bfloat16, B·N=16,384, H·D=2,048, D=64 and 128, full and causal, N=512 to 16,384"."""
+        return ", ".join(
+            [
+                self.dtype or "each version's first dtype",
+                f"B={self.batch}" if self.batch else f"B·N={TOKENS:,}",
+                f"H={self.heads}" if self.heads else f"H·D={WIDTH:,}",
+                f"D={' and '.join(map(str, self.head_dims))}",
+                " and ".join("causal" if causal else "full" for causal in self.causals),
+                f"N={self.seqs[0]} to {self.seqs[-1]:,}",
+            ]
+        )
+
     def _batch(self, seq: int) -> int:
         return _share(self.batch, TOKENS, "batch size times length", f"length {seq}", seq, "--batch-size")
 
