@@ -49,6 +49,7 @@ class Contender:
     version: Version | None = None
 
     def takes(self, shape: Shape) -> bool:
+        """Whether it is made for the problem's dtype and head size; what is no version is taken to be."""
         version = self.version
         return version is None or (shape.dtype in version.dtypes and shape.head_dim <= max(version.head_dims))
 

@@ -52,6 +52,7 @@ class Known:
     applies: Callable[[Row], bool] = lambda row: True
 
     def explains(self, row: Row, counter: str) -> bool:
+        """Whether a counter's difference in a row is this one."""
         return counter in self.counters and abs(share(row, counter)) <= self.most and self.applies(row)
 
 

@@ -60,6 +60,8 @@ _CLASS_OF = {opcode: name for name, opcodes in CLASSES.items() for opcode in opc
 
 @dataclass(frozen=True)
 class Instruction:
+    """One instruction of a kernel's machine code, and the line of source that it came from."""
+
     offset: int  # bytes from the function's start
     text: str  # "@P0 IADD3 R3, -R4, R3, RZ"
     file: str  # of the source line that it came from; "" where that is not known

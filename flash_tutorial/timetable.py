@@ -44,6 +44,7 @@ class Line:
 
     @property
     def microseconds(self) -> float | None:
+        """The median."""
         return self.row["microseconds"]["median"] if "microseconds" in self.row else None
 
     @property
@@ -58,6 +59,7 @@ class Line:
 
     @property
     def spread(self) -> float | None:
+        """As a part of the median, see `clock.Timing`."""
         return Timing.of(self.row).spread if self.microseconds else None
 
     @property
@@ -98,6 +100,7 @@ class Table:
         return list({line.contender.name: line.contender for line in self.lines}.values())
 
     def line(self, name: str, length: int) -> Line | None:
+        """Of a contender, by its name, at a length; None if there is none."""
         found = (line for line in self.lines if line.contender.name == name and line.shape.seq == length)
         return next(found, None)
 
