@@ -25,7 +25,7 @@ from tabulate import tabulate
 
 import flash_tutorial as ft
 from flash_tutorial import ablation as ablation_module
-from flash_tutorial import benchmark, emulator, model, plots, reference, registry
+from flash_tutorial import benchmark, emulator, model, plots, reference, registry, suites
 from flash_tutorial import diff as diff_module
 from flash_tutorial import hardware as hardware_module
 from flash_tutorial import inspect as inspect_module
@@ -137,7 +137,8 @@ def excerpt(version: str | Path, first: str, last: str | None = None) -> tuple[s
     after it that contains ``last``; without ``last``, where the brace that the line opens is closed again, or before
     the next blank line if it opens none.
     """
-    path = ft.version(version).source if isinstance(version, str) and not version.endswith(".cu") else Path(version)
+    named = isinstance(version, str) and not version.endswith(".cu")
+    path = registry.resolve(version).source if named else Path(version)
     lines = path.read_text().splitlines()
     begin = end = _find(lines, first, path)
     if last is not None:
@@ -334,7 +335,26 @@ def times(*versions: str, lengths: Sequence[int] = (512, 1024, 2048)) -> None:
         headers = ["version", "dtype", "measured on", *(f"N={n}" for n in lengths)]
         table(rows, headers, ["left", "left", "left", *["right"] * len(lengths)])
     else:
-        say("`results/` holds no times, and there is no GPU here: `flash-tutorial bench` adds some.")
+        command = f"bench {' '.join(versions)} --suite pedagogical --dtype {last} --only"
+        say(f"`results/` holds no times at B=4, H=12, D=64: `flash-tutorial {command}` on a GPU adds them.")
+
+
+def speeds(*names: str, suite: str = "blog") -> None:
+    """Shows the TFLOP/s that results/ holds of versions and PyTorch's references over the lengths of a suite."""
+    shapes = suites.find(suite).shapes()
+    kept = {(row["version"], benchmark.Shape.of(row)): row for row in benchmark.stored() if "microseconds" in row}
+    rows = []
+    for name in (name if name in reference.REFERENCES else registry.resolve(name).name for name in names):
+        own = [kept.get((name, shape)) for shape in shapes]
+        label = next((stored_label(row) for row in own if row), None)
+        if label:
+            rows.append([name, label, *(row and float(row["tflops"]) for row in own)])
+    if not rows:
+        say(f"`results/` holds no speeds: `flash-tutorial bench {' '.join(names)} --suite {suite}` on a GPU adds them.")
+        return
+    say(f"TFLOP/s, {suites.in_common(shapes)}:")
+    headers = ["version", "measured on", *(f"N={shape.seq}" for shape in shapes)]
+    table(rows, headers, ["left", "left", *["right"] * len(shapes)])
 
 
 def stored_label(row: Mapping) -> str:
@@ -388,7 +408,7 @@ def verdict(version: str, bound: Mapping[str, float], chip: str = "H200") -> Non
     parent = ft.version(version).parent
     row, old = stored(version), stored(parent) if parent else None
     if not row:
-        say("How long it takes on a GPU is not known yet: `results/` holds no time of this version.")
+        say("How long it takes at B=4, H=12, M=N=2048, D=64 is not known yet: `results/` holds no time of that.")
         return
     time, spread = row["microseconds"]["median"], [round(row["microseconds"][p]) for p in ("p20", "p80")]
     text = (
@@ -473,14 +493,44 @@ def _columns(columns: Mapping[str, Sequence]) -> None:
     )
 
 
+def inspected(version: str, head_dim: int = 64, arch: str = "sm_90") -> tuple[inspect_module.Kernel, ...]:
+    """What nvcc makes of each of a version's kernels, in launch order; empty where there is no nvcc."""
+    return _inspected(version, head_dim, arch)
+
+
 @functools.cache
+def _inspected(version: str, head_dim: int, arch: str) -> tuple[inspect_module.Kernel, ...]:
+    try:
+        return inspect_module.inspect(registry.resolve(version), arch, head_dim).kernels
+    except ValueError:
+        return ()
+
+
 def registers(version: str, head_dim: int = 64, arch: str = "sm_90") -> Mapping[str, int]:
     """Registers per thread of each of a version's kernels as ptxas reports them; empty where there is no nvcc."""
-    try:
-        kernels = inspect_module.inspect(registry.resolve(version), arch, head_dim).kernels
-    except ValueError:
-        return {}
-    return {re.sub(r"<.*", "", kernel.name): kernel.registers for kernel in kernels}
+    return {re.sub(r"<.*", "", kernel.name): kernel.registers for kernel in inspected(version, head_dim, arch)}
+
+
+def loop(
+    version: str, skipped: Sequence[tuple[str, str | None]] = (), head_dim: int = 64
+) -> tuple[inspect_module.Instruction, ...]:
+    """The instructions that a warp executes each time round the longest loop of a version's one kernel, on an H200.
+
+    ``skipped`` names parts of the source that it jumps over, each by its first and last line as `excerpt` does. The
+    compiler mixes the instructions of neighbouring lines, so what remains is exact to a few. Empty where nvcc or
+    nvdisasm is missing.
+    """
+    kernels = inspected(version, head_dim)
+    sass = kernels[0].sass if kernels else None
+    if not sass:
+        return ()
+    labels = {each.label: place for place, each in enumerate(sass) if each.label}
+    ends = [(place, re.search(r"BRA\b.*?(\.L_\w+)", each.text)) for place, each in enumerate(sass)]
+    loops = [(labels[to[1]], place) for place, to in ends if to and labels[to[1]] < place]
+    first, last = max(loops, key=lambda found: found[1] - found[0])
+    parts = [excerpt(version, *part)[1:] for part in skipped]
+    own = [each for each in sass[first : last + 1] if not any(begin <= each.line <= end for begin, end in parts)]
+    return tuple(own)
 
 
 def resources(*versions: str, head_dim: int = 64, chip: str = "H200") -> None:

@@ -294,6 +294,60 @@ def sector_map(
     return figure
 
 
+# --- what happens when ----------------------------------------------------------------------------------------------
+
+#: The kinds of a timeline's bars: what the legend calls each, its colour and hatch.
+SPANS = {
+    "copy": ("a copy is under way", _tint(SKY, 0.45), "////"),
+    "kept": ("there, or in use", _tint(SKY, 0.45), None),
+    "product": ("product", BLUE, None),
+    "softmax": ("softmax", ORANGE, None),
+    "wait": ("waits for a copy", "white", "xxxx"),
+}
+
+
+@_styled
+def timeline(panels: Mapping[str, Sequence[Mapping]], *, unit: str) -> Figure:
+    """What happens when: a panel for each schedule, in it a row for each thing that can be busy.
+
+    ``panels`` maps a title to bars, each a mapping with ``row`` (its name), ``start`` and ``end`` in ``unit``, ``kind``
+    (one of `SPANS`) and ``text``. Rows come in the order in which their names do. Raises ValueError for two bars of a
+    row that overlap.
+    """
+    rows = {title: list(dict.fromkeys(bar["row"] for bar in bars)) for title, bars in panels.items()}
+    figure = Figure(figsize=(7.4, 0.27 * sum(map(len, rows.values())) + 0.42 * len(panels) + 0.7), layout="constrained")
+    heights = [len(names) + 1 for names in rows.values()]
+    every = figure.subplots(len(panels), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
+    for axes, (title, bars) in zip(every, panels.items(), strict=True):
+        names = rows[title]
+        for name in names:
+            own = sorted((bar["start"], bar["end"]) for bar in bars if bar["row"] == name)
+            if any(end > start for (_, end), (start, _) in itertools.pairwise(own)):
+                raise ValueError(f"{title}: two bars of the row {name} overlap")
+        for bar in bars:
+            _, colour, hatch = SPANS[bar["kind"]]
+            x, y, width = bar["start"], names.index(bar["row"]), bar["end"] - bar["start"]
+            _cell(axes, x, y + 0.06, colour, width=width, height=0.88, hatch=hatch, edgecolor=INK, linewidth=0.6)
+            if bar["text"]:
+                label = {"facecolor": colour, "edgecolor": "none", "pad": 0.8}
+                centre = {"ha": "center", "va": "center", "fontsize": 6.5, "color": _ink_on(colour)}
+                axes.text(x + width / 2, y + 0.5, bar["text"], bbox=label, **centre)
+        axes.set(
+            title=title, ylim=(len(names), 0), xlim=(0, max(bar["end"] for bars in panels.values() for bar in bars))
+        )
+        axes.set_yticks(np.arange(0.5, len(names)), names, fontsize=7.5)
+        axes.tick_params(axis="y", length=0)
+    every[-1].set_xlabel(unit)
+    used = {bar["kind"] for bars in panels.values() for bar in bars}
+    handles = {
+        words: Rectangle((0, 0), 1, 1, facecolor=colour, hatch=hatch, edgecolor=INK, linewidth=0.6)
+        for kind, (words, colour, hatch) in SPANS.items()
+        if kind in used
+    }
+    figure.legend(handles.values(), handles, loc="outside upper left", ncols=len(handles), frameon=False, fontsize=8)
+    return figure
+
+
 # --- tensor-core fragments ------------------------------------------------------------------------------------------
 
 

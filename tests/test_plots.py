@@ -119,6 +119,27 @@ def test_names_at_the_ends_of_lines_cover_nothing(count, families):
         assert len(axes.texts) == count
 
 
+def span(row, start, end, kind="product", text=""):
+    return {"row": row, "start": start, "end": end, "kind": kind, "text": text}
+
+
+def test_timeline_draws_each_schedule_to_one_scale():
+    early = [span("K", 0, 5, "copy", "K0"), span("warps", 0, 5, "wait"), span("warps", 5, 7, text="S0")]
+    figure = plots.timeline({"early": early, "late": [span("warps", 1, 9)]}, unit="units of time")
+    first, second = figure.axes
+    assert first.get_xlim() == second.get_xlim() == (0, 9)
+    assert [label.get_text() for label in first.get_yticklabels()] == ["K", "warps"]
+    assert [(bar.get_x(), bar.get_width()) for bar in first.patches] == [(0, 5), (0, 5), (5, 2)]
+    assert [text.get_text() for text in first.texts] == ["K0", "S0"] and covering(first) == []
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["a copy is under way", "product", "waits for a copy"]  # what is there, and nothing else
+
+
+def test_timeline_refuses_a_row_that_does_two_things_at_once():
+    with pytest.raises(ValueError, match="late: two bars of the row K overlap"):
+        plots.timeline({"late": [span("K", 4, 9, "copy"), span("K", 0, 5, "copy"), span("V", 0, 9)]}, unit="")
+
+
 @pytest.mark.parametrize("wanted", [[0.1, 0.5, 0.9], [0.5] * 4, [0.0, 0.0, 1.0, 1.0], [0.98, 0.99, 1.0], []])
 def test_heights_move_no_further_than_they_have_to(wanted):
     found = np.array(plots._apart(wanted, 0.1))
