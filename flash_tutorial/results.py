@@ -13,11 +13,14 @@ device copy, bytes read and written}, and "interrupted", true if it was ended ea
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
+import reprlib
 import subprocess
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -80,7 +83,7 @@ def check(kind: str, gpu: str, folder: Path | None = None) -> Path:
     """
     path = path_of(kind, gpu, folder)
     if path.exists():
-        _read(path)
+        _read(kind, path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path.parent, os.W_OK):
         raise PermissionError(f"{path.parent} cannot be written to: results are kept there")
@@ -104,12 +107,25 @@ def append(
     """
     where = environment() if where is None else where
     path = check(kind, where["name"], folder)
-    document = _read(path) if path.exists() else {"format": FORMAT, "gpu": where["name"], "runs": []}
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    document["runs"].append({"date": date, "environment": where, **more, "rows": rows})
-    text = json.dumps(document, indent=1) + "\n"  # before a file is begun: this may fail
-    files.write(path, text)
+    with _alone_in(path.parent):
+        document = _read(kind, path) if path.exists() else {"format": FORMAT, "gpu": where["name"], "runs": []}
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        document["runs"].append({"date": date, "environment": where, **more, "rows": rows})
+        text = json.dumps(document, indent=1) + "\n"  # before a file is begun: this may fail
+        files.write(path, text)
     return path
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """One process at a time: of two that read a file, add to it and replace it at once, one would lose its run."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system that knows no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def runs(kind: str, folder: Path | None = None, gpu: str | None = None) -> list[dict[str, Any]]:
@@ -120,7 +136,7 @@ def runs(kind: str, folder: Path | None = None, gpu: str | None = None) -> list[
     found = []
     stem = "*" if gpu is None else gpu_stem(gpu)
     for path in sorted(_folder(kind, folder).glob(f"{stem}.json")):
-        document = _read(path)
+        document = _read(kind, path)
         found += [{**run, "gpu": document["gpu"]} for run in document["runs"]]
     return sorted(found, key=lambda run: run["date"])
 
@@ -177,17 +193,94 @@ def _folder(kind: str, folder: Path | None) -> Path:
     return (RESULTS if folder is None else folder) / _FOLDERS[kind]
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(kind: str, path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}); mend or remove it") from error
     found = document.get("format") if isinstance(document, dict) else None
     if found != FORMAT:
         raise ValueError(f"{path} has results format {found!r}; this version reads format {FORMAT}")
-    if not isinstance(document.get("gpu"), str) or not isinstance(document.get("runs"), list):
-        raise ValueError(f"{path} is damaged (it names no GPU, or has no list of runs); mend or remove it")
-    for run in document["runs"]:
-        if not isinstance(run, dict) or not isinstance(run.get("date"), str) or not isinstance(run.get("rows"), list):
-            raise ValueError(f"{path} is damaged (a run in it has no date, or no list of rows); mend or remove it")
+    if trouble := _trouble(document, kind, path.stem):
+        raise ValueError(f"{path} is damaged ({trouble}); mend or remove it")
     return document
+
+
+# ---------------------------------------------------------------------------------------------- whole files
+
+
+def _trouble(document: dict[str, Any], kind: str, stem: str) -> str | None:
+    """What is wrong with a file's content, so that all who read rows can rely on them; None if nothing is."""
+    gpu, found = document.get("gpu"), document.get("runs")
+    if not isinstance(gpu, str) or not isinstance(found, list):
+        return "it names no GPU, or has no list of runs"
+    if gpu_stem(gpu) != stem:
+        return f"it is of {gpu!r}, whose file is {gpu_stem(gpu)}.json"
+    for run in found:
+        if not isinstance(run, dict) or not isinstance(run.get("date"), str) or not isinstance(run.get("rows"), list):
+            return "a run in it has no date, or no list of rows"
+        for each, whole in ((run, _RUN), *((row, _ROW) for row in run["rows"])):
+            if not isinstance(each, dict):
+                return f"a row of the run of {run['date']} is {reprlib.repr(each)}"
+            needed = _NEEDED[kind] if whole is _ROW else ()
+            if lacking := [name for name in needed if name not in each]:
+                return f"a row of the run of {run['date']} lacks {', '.join(lacking)}"
+            for name, value in each.items():
+                if name in whole and not whole[name](value):
+                    return f"{name} in the run of {run['date']} is {reprlib.repr(value)}"
+    return None
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and abs(value) < 2**63
+
+
+def _is_count(value: Any) -> bool:
+    return _is_whole(value) and value >= 0
+
+
+def _is_figure(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < 2**63
+
+
+def _each(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Whether a value is an object, all of whose values fit."""
+    return lambda value: isinstance(value, dict) and all(map(fits, value.values()))
+
+
+def _is_timing(value: Any) -> bool:
+    return _each(_is_figure)(value) and set(value) == {"median", "p20", "p80"}
+
+
+def _is_ceilings(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        (_each(_is_figure) if name == "tflops" else _is_figure)(each) for name, each in value.items()
+    )
+
+
+#: What these fields of a run and of a row are, where they are there.
+_RUN = {"environment": _each(_is_text), "ceilings": _is_ceilings}
+_ROW = {
+    **dict.fromkeys(("version", "kernel_hash", "dtype", "tiles", "wrong", "refused"), _is_text),
+    **dict.fromkeys(("batch", "heads", "kv_heads", "seq", "queries", "keys", "head_dim"), _is_count),
+    **dict.fromkeys(("warmup", "repetitions"), _is_count),
+    **dict.fromkeys(("emulator", "hardware", "counters"), _each(_is_whole)),
+    **dict.fromkeys(("dram_read_bytes", "dram_write_bytes"), lambda value: value is None or _is_count(value)),
+    "duration_us": lambda value: value is None or _is_figure(value),
+    "causal": lambda value: isinstance(value, bool),
+    "microseconds": _is_timing,
+    "reasons": _each(_is_text),
+    "own": lambda value: value is None or _is_text(value),
+}
+#: What every row of a kind has.
+_SHAPE = ("version", "batch", "heads", "seq", "head_dim")
+_NEEDED = {
+    "times": _SHAPE,
+    "profiles": ("version", *FIELDS),
+    "counters": ("version", *FIELDS, "emulator", "hardware"),
+    "tuning": (*_SHAPE, "kernel_hash", "tiles", "own"),
+}

@@ -112,8 +112,7 @@ def _fastest(
     except (ValueError, OSError) as error:
         warnings.warn(f"{error}: until then kernels choose their tile shapes themselves", RuntimeWarning, stacklevel=2)
         return []
-    whole = (line for line in lines.values() if set(version.tiles) <= set(line.rows) and line.best)
-    return [(line.shape, version.tiles.index(line.best)) for line in whole]
+    return [(line.shape, version.tiles.index(line.best)) for line in lines.values() if line.best]
 
 
 # ---------------------------------------------------------------------------------------------- what was measured
@@ -159,19 +158,24 @@ class Line:
         return bool(self.loss(tiles)) and Timing.of(self.rows[tiles]).noise(Timing.of(self.rows[self.best]))
 
 
-def current(version: Version, gpu: str, folder: Path | None = None) -> dict[Shape, Line]:
-    """What was measured on a GPU with a version's kernel as it is now, by problem: the newest row of each tile shape.
+def current(
+    version: Version, gpu: str, folder: Path | None = None, tiles: Iterable[str] | None = None
+) -> dict[Shape, Line]:
+    """What was measured on a GPU with a version's kernel as it is now, by problem: the newest run that has all of these
+    tile shapes (None: the version's). Times of several runs are not compared.
 
     Raises ValueError if the file is damaged or of another format version.
     """
-    now = build.source_hash(version)
-    rows: dict[Shape, dict[str, dict[str, Any]]] = {}
-    for run in _runs(folder, gpu):
+    now, wanted = build.source_hash(version), set(version.tiles if tiles is None else tiles)
+    found: dict[Shape, Line] = {}
+    for run in results.runs("tuning", folder, gpu):
+        facts = {"gpu": run["gpu"], "date": run["date"], "stale": False}
+        rows: dict[Shape, dict[str, dict[str, Any]]] = {}
         for row in run["rows"]:
             if (row["version"], row["kernel_hash"]) == (version.name, now):
-                facts = {"gpu": run["gpu"], "date": run["date"], "stale": False}
                 rows.setdefault(Shape.of(row), {})[row["tiles"]] = {**row, **facts}
-    return {shape: Line(shape, found) for shape, found in rows.items()}
+        found |= {shape: Line(shape, its) for shape, its in rows.items() if wanted <= set(its)}
+    return found
 
 
 def stored(
@@ -182,34 +186,12 @@ def stored(
 
     Raises ValueError for a GPU of which nothing is stored, naming the others, and for damaged results.
     """
-    _runs(folder)  # raises for what is not whole
     wanted = None if shapes is None else set(shapes)
     return [
         row
         for row in results.newest("tuning", lambda row: (Shape.of(row), row["tiles"]), folder, gpu)
         if row["version"] == version.name and (wanted is None or Shape.of(row) in wanted)
     ]
-
-
-def _runs(folder: Path | None = None, gpu: str | None = None) -> list[dict[str, Any]]:
-    """The stored runs, of one GPU or of all, every row of which is whole. Raises ValueError else."""
-    found = results.runs("tuning", folder, gpu)
-    for run in found:
-        try:
-            for row in run["rows"]:
-                _check(row)
-        except (TypeError, ValueError, KeyError, ArithmeticError) as error:
-            path = results.path_of("tuning", run["gpu"], folder)
-            raise ValueError(f"{path} is damaged (a row is not whole: {error!r}); mend or remove it") from error
-    return found
-
-
-def _check(row: Mapping[str, Any]) -> None:
-    Shape.of(row)
-    if missing := {"version", "kernel_hash", "tiles", "own"} - set(row):
-        raise KeyError(*sorted(missing))
-    if timing := Timing.of(row):
-        float(timing.spread)
 
 
 # ---------------------------------------------------------------------------------------------- measuring
@@ -328,8 +310,8 @@ def measure(
         results.check("tuning", gpu, folder)
     registry.operator(version, "cuda")
 
-    before = {} if force else current(version, gpu, folder)
-    known = [shape for shape in plan.shapes if shape in before and set(plan.tiles) <= set(before[shape].rows)]
+    before = {} if force else current(version, gpu, folder, plan.tiles)
+    known = [shape for shape in plan.shapes if shape in before]
     missing = [shape for shape in plan.shapes if shape not in known]
     run, kept = Run(known=len(known)), None
     run.rows = [before[shape].rows[tiles] for shape in known for tiles in plan.tiles]
@@ -485,6 +467,8 @@ def _caption(table: Table, format: str) -> list[str]:
         f"TFLOP/s by tile shape; {best}: the best; ~: as good, the difference is within the spread (noise)",
         "own: what the kernel takes where nobody has measured; loses: time more than the best one's",
     ]
+    if any(len({row["date"] for row in line.rows.values()}) > 1 for line in table.lines):
+        lines.append("measured in several runs: a difference between two of them carries the drift of the GPU")
     if any(row["stale"] for row in rows):
         lines.append("N*: stale, measured before the kernel's last change; the kernel chooses itself until it is again")
     return lines

@@ -11,15 +11,23 @@ import torch
 from flash_tutorial import build, results, versions
 
 GPU = {"name": "NVIDIA Test 1", "driver_version": "1.0"}
+SHAPE = {"batch": 1, "heads": 2, "kv_heads": 2, "seq": 512, "head_dim": 64, "dtype": "float32", "causal": False}
+MORE = {  # that a row of each kind has
+    "times": {"microseconds": {"median": 2.0, "p20": 1.5, "p80": 2.5}, "warmup": 5, "repetitions": 30},
+    "profiles": {"queries": 512, "keys": 512, "duration_us": 1.5, "dram_read_bytes": 3, "counters": {"mma": 1}},
+    "counters": {"queries": 512, "keys": 512, "emulator": {"mma": 1}, "hardware": {"mma": 1}, "reasons": {}},
+    "tuning": {"kernel_hash": "1", "tiles": "64x64", "own": None},
+}
 KINDS = {"times": "test_1.json"} | {kind: f"{kind}/test_1.json" for kind in ("profiles", "counters", "tuning")}
 
 
 def row(version="v00_naive", figure=1.0, **more):
-    return {"version": version, "seq": 512, "figure": figure, **more}
+    return {"version": version, **SHAPE, "figure": figure, **more}
 
 
 def append(folder, *rows, kind="times", **more):
-    return results.append(kind, list(rows), where=GPU, folder=folder, **more)
+    rows = [{**MORE[kind], **each} for each in rows]
+    return results.append(kind, rows, where=GPU, folder=folder, **more)
 
 
 def newest(folder, kind="times"):
@@ -71,6 +79,8 @@ def test_a_row_of_a_kernel_that_has_changed_since_is_stale(tmp_path):
         ('{"format": 1, "gpu": "NVIDIA Test 1", "runs": [{"rows": []}]}', "is damaged"),
         ('{"format": 1, "gpu": "NVIDIA Test 1", "runs": [{"date": "2026-01-02", "rows": 3}]}', "is damaged"),
         ("\ud800", "is damaged"),
+        ("[" * 10**5, "is damaged"),
+        ('{"format": 1, "gpu": "NVIDIA Test 2", "runs": []}', "of 'NVIDIA Test 2', whose file is test_2.json"),
     ],
 )
 def test_a_damaged_or_foreign_file_is_refused_and_kept(tmp_path, text, message):
@@ -84,6 +94,53 @@ def test_a_damaged_or_foreign_file_is_refused_and_kept(tmp_path, text, message):
     with pytest.raises(ValueError, match=message):
         append(tmp_path, row())
     assert path.read_bytes() == content
+
+
+STRANGE = (None, -1, 1.5, "x", True, [], {}, {"a": None}, float("nan"), 10**400)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_field_that_is_not_what_it_should_be_is_damage(tmp_path, kind):
+    path = append(tmp_path, row(), kind=kind, ceilings={"tflops": {"float32": 50.0}, "copy_tb_s": 4.0})
+    whole = path.read_text()
+    fields = {"rows", "ceilings", "environment", *json.loads(whole)["runs"][0]["rows"][0]} - {"figure"}
+    for name in fields:
+        refused = 0
+        for value in STRANGE:
+            document = json.loads(whole)
+            run = document["runs"][0]
+            (run if name in run else run["rows"][0])[name] = value
+            path.write_text(json.dumps(document))
+            try:
+                results.runs(kind, tmp_path)
+            except ValueError as error:
+                assert str(path) in str(error) and "is damaged" in str(error) and len(str(error)) < 300
+                refused += 1
+        assert refused >= len(STRANGE) - 2, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_that_lacks_what_its_kind_has_is_damage(tmp_path, kind):
+    path = append(tmp_path, row(), kind=kind)
+    whole = path.read_text()
+    for name in results._NEEDED[kind]:
+        document = json.loads(whole)
+        del document["runs"][0]["rows"][0][name]
+        path.write_text(json.dumps(document))
+        with pytest.raises(ValueError, match=f"is damaged .*lacks {name}"):
+            results.runs(kind, tmp_path)
+
+
+def test_runs_that_several_processes_add_at_once_are_all_kept(tmp_path):
+    code = (
+        "import sys, pathlib; from flash_tutorial import results; folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]\n"
+        f"for n in range(10): results.append('times', [], where={GPU}, folder=folder, of=name)"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", code, tmp_path, str(n)]) for n in range(4)]
+    assert [process.wait() for process in processes] == [0] * 4
+    runs = [run["of"] for run in results.runs("times", tmp_path)]
+    assert sorted(runs) == sorted("0123" * 10)
+    assert [path.name for path in tmp_path.iterdir()] == ["test_1.json"]
 
 
 def test_what_cannot_be_written_leaves_the_file_as_it_was(tmp_path):

@@ -209,10 +209,15 @@ def test_empty_tensors_need_no_choice(version, chosen):
 
 
 def test_a_choice_among_some_only_is_none(version, chosen):
-    keep(*problem(version, "32x32")[1:])
+    all_of_them = problem(version, "32x32")
+    keep(*all_of_them[1:])
     assert chosen() is None
-    keep(row(version, "64x64", refused="a block of 128 threads with 300000 bytes of shared memory: invalid argument"))
+    keep(all_of_them[0])
+    assert chosen() is None, "times of two runs are not compared"
+    keep(*all_of_them)
     assert chosen() == "32x32"
+    keep(row(version, "64x64", median=1.0))
+    assert chosen() == "32x32", "still"
 
 
 def test_what_does_not_launch_or_is_wrong_is_not_taken(version, chosen):
