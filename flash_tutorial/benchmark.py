@@ -143,6 +143,8 @@ def _contender(name: str, origin: str, like: str | None = None) -> Contender:
     try:
         version = find_version(name, like)
     except ValueError as error:
+        if "unknown version" not in str(error):
+            raise
         if near := difflib.get_close_matches(name, others, cutoff=0.75):
             raise ValueError(f"unknown name {name!r}: did you mean {' or '.join(near)}?") from error
         raise ValueError(f"{error}; other packages' are {', '.join(PEERS)}") from error
@@ -395,3 +397,10 @@ def stored(plan: Plan | None = None, gpu: str | None = None, folder: Path | None
         names, shapes = {each.name for each in plan.contenders}, set(plan.shapes)
         rows = [row for row in rows if row["version"] in names and Shape.of(row) in shapes]
     return rows
+
+
+def suites_stored(plan: Plan, gpu: str | None = None, folder: Path | None = None) -> list[str]:
+    """The suites on problems of which contenders of a plan have stored rows, of one GPU ("h200") if it is given."""
+    names = {each.name for each in plan.contenders}
+    shapes = {Shape.of(row) for row in stored(gpu=gpu, folder=folder) if row["version"] in names}
+    return [name for name, suite in suites.SUITES.items() if shapes.intersection(suite.shapes())]

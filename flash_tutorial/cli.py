@@ -9,8 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import io
 import json
 import os
+import re
+import reprlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -64,7 +68,9 @@ def _teach(text: str, right: str, wrong: str) -> str:
     (list --variants).""",
 )
 def main() -> None:
-    pass
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # where Δ or µ has no place in the terminal's encoding, ? stands
+            stream.reconfigure(errors="replace")
 
 
 @contextlib.contextmanager
@@ -85,10 +91,11 @@ def _numbers(ctx: click.Context, parameter: click.Parameter, text: str | None) -
     if text is None:
         return None
     words = text.split(",")
-    if not all(word.strip().isascii() and word.strip().isdigit() for word in words):
+    if not all(re.fullmatch(r"\s*\d{1,18}\s*", word, re.ASCII) for word in words):
         things = "head sizes" if parameter.name == "head_dims" else "lengths"
         raise click.BadParameter(
-            f"{text!r} is no list of {things}: whole numbers with commas between them are accepted"
+            f"{reprlib.repr(text)} is no list of {things}: whole numbers of up to 18 digits with commas between them "
+            "are accepted"
         )
     return tuple(dict.fromkeys(map(int, words)))
 
@@ -496,6 +503,8 @@ def bench(
                 results.check("times", results.environment()["name"])
     if stored:
         status, left_out, said = RIGHT, plan.left_out, []
+        if not rows and (elsewhere := benchmark.suites_stored(plan, gpu)):
+            said = [f"stored are times of --suite {', '.join(elsewhere)}"]
     else:
         run = benchmark.measure(plan, warmup=warmup, repetitions=repetitions)
         rows, left_out = run.shown(), run.left_out
@@ -829,6 +838,7 @@ def hardware(ctx: click.Context, names: tuple[str, ...], stored: bool, keep: boo
     with _asked_wrongly():
         calls = comparing.calls(names or ("all",))
         rows = comparing.stored(calls, say=say) if stored else comparing.measure(calls, keep=keep, say=say)
+    _tell([], rows, stored, RIGHT)
     click.echo(comparing.describe(rows, fmt))
     explained = not comparing.unexplained(rows)
     ctx.exit(RIGHT if explained and (stored or len(rows) == len(calls)) else WRONG)

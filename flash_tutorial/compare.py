@@ -194,6 +194,8 @@ def find_version(name: str, like: str | None = None) -> Version:
             find(like)  # a wrong --like is refused even where the name says it all
         return registry.resolve(name, like)
     except ValueError as error:
+        if "unknown version" not in str(error):  # settings or a file: nothing of PyTorch's was meant
+            raise
         raise ValueError(f"{error}; PyTorch's own are {', '.join(REFERENCES)}") from error
 
 

@@ -111,7 +111,8 @@ def measure(
     say    is told why a version has no rows: the kernel does not compile, the emulator has a finding, ncu fails, …
 
     Raises ValueError for a machine without a GPU and a results file that is damaged; OSError where there is no ncu, it
-    may not read the counters, or results cannot be written. Ctrl-C keeps what was measured.
+    may not read the counters, or results cannot be written, all before anything is measured. Ctrl-C keeps what was
+    measured.
     """
     import torch
     from tqdm import tqdm
@@ -140,7 +141,10 @@ def measure(
     finally:
         lasting = [row for row in rows if results.kernel_hash(row["version"]) == row["kernel_hash"]]
         if keep and lasting:
-            say(f"{results.append('counters', lasting, where=where)}: {len(lasting)} rows")
+            try:
+                say(f"{results.append('counters', lasting, where=where)}: {len(lasting)} rows")
+            except (ValueError, OSError) as error:  # the rows are shown all the same
+                say(f"not kept: {error}")
     return rows
 
 

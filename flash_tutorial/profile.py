@@ -259,7 +259,7 @@ def row(profile: Profile, version: Version) -> dict:
 
 @dataclass(frozen=True)
 class Taken:
-    """Profiles of several versions, and the labels of those whose kernel failed."""
+    """Profiles of several versions, and the labels of those whose kernel failed ("results": they could not be kept)."""
 
     profiles: list[Profile]
     failures: list[str]
@@ -304,7 +304,11 @@ def profile_all(
                     say(f"{version.label} was not profiled: {error}")
     finally:
         if keep and taken:
-            say(f"kept in {results.append('profiles', [row(each, version) for version, each in taken])}")
+            try:
+                say(f"kept in {results.append('profiles', [row(each, version) for version, each in taken])}")
+            except (ValueError, OSError) as error:  # the profiles are shown all the same
+                say(f"not kept: {error}")
+                failures.append("results")
     return Taken([each for _, each in taken], failures)
 
 

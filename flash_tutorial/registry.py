@@ -37,7 +37,7 @@ def resolve(version: str | int | os.PathLike | Version, like: str | int | None =
         raise TypeError(f"version must be a name such as 'v03' or the path of a .cu file, not {version!r}")
     if not isinstance(version, int):
         name, colon, settings = os.fspath(version).rpartition(":")
-        if colon and os.sep not in settings:
+        if colon and not _is_path(settings):  # else it is the path's own colon
             return variant(resolve(name, like), settings)
     if isinstance(version, int) or not _is_path(os.fspath(version)):
         return find(version)

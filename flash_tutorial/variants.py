@@ -78,7 +78,12 @@ def _kept(source: Path, words: list[str], text: str) -> Path:
     """A file with the variant's text, written anew only where it changed, so that it is not rebuilt for nothing."""
     place = build.cache_dir() / "variants" / f"{zlib.crc32(str(source.resolve()).encode()):08x}"
     path = place / f"{source.stem}__{'__'.join(word.replace('=', '_') for word in words)}.cu"
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        place.mkdir(parents=True, exist_ok=True)
-        files.write(path, text)
+    try:
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            place.mkdir(parents=True, exist_ok=True)
+            files.write(path, text)
+    except OSError as error:
+        raise OSError(
+            f"{error}: {path.name} cannot be kept in {place}; $FLASH_TUTORIAL_CACHE may name another directory"
+        ) from error
     return path

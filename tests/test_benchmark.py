@@ -772,6 +772,19 @@ def test_nothing_stored_is_said(gpu):
     assert (result.exit_code, result.stdout) == (1, "") and "nothing of this is stored" in result.stderr
 
 
+@pytest.mark.parametrize(("name", "end"), [("v04:pad=9", "accepted are 4, 0"), ("x.cu", "no kernel file 'x.cu'")])
+def test_what_no_name_was_meant_by_is_not_answered_with_names(name, end):
+    assert refused(name).endswith(end)
+
+
+def test_where_something_is_stored_is_said(gpu):
+    shape = SUITES["pedagogical"].shapes()[0]
+    results.append("times", [{"version": "v03_warp_local", **vars(shape)}], where=GPU)
+    result = call("v03", "--stored")
+    assert result.exit_code == 1 and "stored are times of --suite pedagogical\n" in result.stderr
+    assert "stored are" not in call("v04", "--only", "--stored").stderr
+
+
 def test_a_table_can_be_written_to_a_file(gpu, tmp_path):
     result = call("v03", *SMALL, "--only", "--out", tmp_path / "table.md")
     assert result.stdout == "" and "| v03_warp_local" in (tmp_path / "table.md").read_text()
@@ -795,6 +808,7 @@ def test_without_triton_it_says_so(gpu, monkeypatch):
         (["--suite", "blg"], "unknown suite 'blg': did you mean blog?"),
         (["v03", "--suite", "blog"], "v03_warp_local takes float32"),
         (["--seq-lens", "512,x"], "'512,x' is no list of lengths"),
+        (["--seq-lens", "9" * 5000], "is no list of lengths: whole numbers of up to 18 digits"),
         (["--seq-lens", "0"], "seq is 0"),
         (["--repetitions", "0"], "0 is not in the range x>=1"),
         (["--warmup", "-1"], "-1 is not in the range x>=0"),

@@ -467,6 +467,15 @@ def test_doctor_reports_a_trial_that_fails(monkeypatch):
 # ---------------------------------------------------------------------------------------------- as a program
 
 
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
+@pytest.mark.parametrize("arguments", [["list"], ["bench", "--help"], ["diff", "v04"], ["run", "vµΔ"]])
+def test_a_terminal_that_lacks_a_character_shows_another(arguments, encoding):
+    env = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    done = in_a_process("-m", "flash_tutorial", *arguments, env=env, encoding=encoding)
+    assert done.returncode == 2 * (arguments[0] == "run") and "Traceback" not in done.stderr
+    assert "?" in done.stdout + done.stderr
+
+
 def test_as_a_module_with_a_closed_pipe_and_exit_statuses():
     done = in_a_process("-m", "flash_tutorial", "diff", "v44")
     assert done.returncode == 2 and "Usage: flash-tutorial diff" in done.stderr and "Traceback" not in done.stderr

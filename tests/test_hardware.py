@@ -135,6 +135,20 @@ def test_a_run_is_shown_and_kept(gpu, tmp_path):
     assert "not measured on a GPU yet: v02_fa2\n" in call("--stored", "v02").stderr
 
 
+def test_what_cannot_be_kept_in_the_end_is_shown(gpu, monkeypatch):
+    def full_disk(*arguments):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(results.files, "write", full_disk)
+    result = call("v03")
+    assert "not kept: no space left" in result.stderr and "v03_warp_local" in result.stdout
+
+
+def test_nothing_stored_is_no_agreement(gpu):
+    result = call("--stored", "v02")
+    assert (result.exit_code, result.stdout) == (1, "") and "nothing of this is stored" in result.stderr
+
+
 def test_what_agrees_is_right(gpu):
     gpu.more = {}
     result = call("v04", "v03", "--no-keep")

@@ -784,6 +784,16 @@ def test_a_damaged_results_file_is_found_before_anything_is_measured(gpu, ncu, k
     assert kept.read_text() == "{"
 
 
+def test_what_cannot_be_kept_in_the_end_is_shown(gpu, ncu, kept, monkeypatch):
+    def full_disk(*arguments):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(results.files, "write", full_disk)
+    result = call("v02", "v04", "--device", "cuda", "--keep")
+    assert result.exit_code == 1 and "not kept: no space left" in result.stderr
+    assert "v02_fa2: " in result.stdout and "v04_vectorized: " in result.stdout
+
+
 def _failing(monkeypatch, name, error):
     measure = nsight.measure
 

@@ -133,8 +133,8 @@ def test_a_row_that_lacks_what_its_kind_has_is_damage(tmp_path, kind):
 
 def test_runs_that_several_processes_add_at_once_are_all_kept(tmp_path):
     code = (
-        "import sys, pathlib; from flash_tutorial import results; folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]\n"
-        f"for n in range(10): results.append('times', [], where={GPU}, folder=folder, of=name)"
+        "import pathlib, sys; from flash_tutorial import results; folder, name = sys.argv[1:]\n"
+        f"for n in range(10): results.append('times', [], where={GPU}, folder=pathlib.Path(folder), of=name)"
     )
     processes = [subprocess.Popen([sys.executable, "-c", code, tmp_path, str(n)]) for n in range(4)]
     assert [process.wait() for process in processes] == [0] * 4

@@ -80,6 +80,20 @@ def test_a_readers_own_kernel_has_variants_too(own):
     assert registry.resolve(f"{own}:pad=4").label == "my_v04:pad=4"
 
 
+def test_a_path_may_have_a_colon(own):
+    path = own.rename(own.with_name("a:my_v04.cu"))
+    assert registry.resolve(path).source == path
+    assert registry.resolve(f"{path}:pad=0").label == "a:my_v04:pad=0"
+    with pytest.raises(ValueError, match="there is no kernel file 'b:my_v04.cu'"):
+        registry.resolve("b:my_v04.cu")
+
+
+def test_where_a_variant_cannot_be_kept_another_place_is_named(own, tmp_path):
+    (tmp_path / "cache").write_text("a file where the cache should be")
+    with pytest.raises(OSError, match="v04_vectorized__pad_0.cu cannot be kept .*FLASH_TUTORIAL_CACHE"):
+        registry.resolve("v04:pad=0")
+
+
 def test_a_constant_that_is_gone_is_named(own):
     own.write_text(own.read_text().replace("PAD", "PADDING"))
     with pytest.raises(ValueError, match="my_v04.cu defines the constant PAD 0 times"):
