@@ -179,14 +179,14 @@ _MEANS = "Speed in % of {baseline} at each length N; harmonic mean of the TFLOP/
 def _caption(table: Table) -> list[str]:
     rows = [line.row for line in table.lines]
     lines = [f"{table.problem} on {table.gpu}, measured {_all_of(row['date'][:10] for row in rows)}"]
-    counts = [(row["repetitions"], row["warmup"]) for row in rows if "repetitions" in row]
+    counts = [(row["repetitions"], row["warmup"]) for row in rows if {"repetitions", "warmup"} <= set(row)]
     if counts:
         repetitions, warmups = (_range(values) for values in zip(*counts, strict=True))
         lines.append(f"µs: median of {repetitions} after {warmups} to warm up; ± %: half of what lies from 20 to 80 %")
     ceilings = [row["run"]["ceilings"] for row in rows if row["run"].get("ceilings")]
     if ceilings:
         dtype = table.lines[0].shape.dtype
-        products = _range(each["tflops"][dtype] for each in ceilings if dtype in each["tflops"])
+        products = _range(each["tflops"][dtype] for each in ceilings if dtype in each.get("tflops", {}))
         copies = _range(each["copy_tb_s"] for each in ceilings if "copy_tb_s" in each)
         lines.append(
             f"ceilings of the run: {products or 'unknown'} TFLOP/s (product), {copies or 'unknown'} TB/s (copy)"
@@ -385,6 +385,6 @@ def _csv(tables: Sequence[Table]) -> str:
 
 
 def _json(tables: Sequence[Table], left_out: Mapping[str, str]) -> str:
-    runs = {line.row["date"]: line.row["run"] for table in tables for line in table.lines}
+    runs = {(table.gpu, line.row["date"]): line.row["run"] for table in tables for line in table.lines}
     rows = [_figures(table, line) for table in tables for line in table.lines]
     return json.dumps({"runs": list(runs.values()), "rows": rows, "left_out": left_out}, indent=2, ensure_ascii=False)

@@ -717,6 +717,18 @@ def test_csv_and_json_have_the_figures(some):
     assert data["left_out"] == {"v05": "takes float16"} and data["runs"][0]["ceilings"]["copy_tb_s"] == 4.0
 
 
+@pytest.mark.parametrize("ceilings", [{}, {"copy_tb_s": 4.0}, {"tflops": {}}])
+def test_a_run_without_all_ceilings_is_shown(ceilings):
+    text = timetable.render(tables([row("v04_vectorized", run={"ceilings": ceilings})], "v04"))
+    assert ("unknown TFLOP/s (product)" in text) == bool(ceilings)
+
+
+def test_json_has_the_run_of_every_gpu():
+    rows = [row("v04_vectorized", gpu=gpu, run={"gpu": gpu}) for gpu in ("NVIDIA Test 1", "NVIDIA Test 2")]
+    runs = json.loads(timetable.render(tables(rows, "v04"), "json"))["runs"]
+    assert [run["gpu"] for run in runs] == ["NVIDIA Test 1", "NVIDIA Test 2"]
+
+
 def test_an_unknown_format_is_refused(some):
     with pytest.raises(ValueError, match="format is 'pdf': accepted are simple, github, html, csv, json"):
         timetable.render(some, "pdf")
