@@ -227,8 +227,10 @@ def cache_dir() -> Path:
     if configured := os.environ.get("FLASH_TUTORIAL_CACHE"):
         return Path(configured).expanduser().resolve()
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    if os.access(home if home.exists() else home.parent, os.W_OK):
-        return home / "flash-tutorial"
+    place = home / "flash-tutorial"
+    nearest = next((each for each in (place, home) if os.path.exists(each)), home.parent)
+    if os.access(nearest, os.W_OK):
+        return place
     return Path(tempfile.gettempdir()) / f"flash-tutorial-{os.getuid()}"
 
 

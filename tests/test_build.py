@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -125,6 +126,25 @@ def test_the_cache_is_where_it_is_told(monkeypatch, tmp_path):
     monkeypatch.delenv("FLASH_TUTORIAL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert build.cache_dir() == tmp_path / "flash-tutorial"
+
+
+@pytest.mark.parametrize("closed", ["home", "home/.cache/flash-tutorial"])
+def test_somebody_elses_cache_is_not_used(monkeypatch, tmp_path, closed):
+    closed, stat, access = str(tmp_path / closed), os.stat, os.access
+
+    def refusing(path, *arguments, **options):
+        if str(path).startswith(f"{closed}/"):
+            raise PermissionError(13, "Permission denied", path)
+        return stat(path, *arguments, **options)
+
+    cache = tmp_path / "home" / ".cache"
+    (cache / "flash-tutorial").mkdir(parents=True)
+    monkeypatch.delenv("FLASH_TUTORIAL_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    assert build.cache_dir() == cache / "flash-tutorial"
+    monkeypatch.setattr(os, "stat", refusing)
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).startswith(closed) and access(path, mode))
+    assert build.cache_dir() == Path(tempfile.gettempdir()) / f"flash-tutorial-{os.getuid()}"
 
 
 # ------------------------------------------------------------------------------------------------------- architectures
