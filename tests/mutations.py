@@ -188,6 +188,7 @@ MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
     | TILED
     | WARP_LOCAL
     | {
+        "tiles read past the last row": {"row < rows ? load4": "row <= rows ? load4"},
         "the scale is dropped": {"S_rmem[r][j] *= params.scale": "S_rmem[r][j] *= 1"},
         "V comes from the first tile": {"V + int64_t(kv_begin) * D": "V"},
         "hidden scores are a very negative number": {"S_rmem[r][j] = -INFINITY": "S_rmem[r][j] = -1e9f"},
