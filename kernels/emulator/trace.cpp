@@ -70,7 +70,7 @@ inline void Trace::log(uint64_t key, uintptr_t address, uint64_t target) {
     while (log.size == Log::kEntries) worker_.wait_for_drain();  // a drain may empty other lanes' first
     log.keys[log.size] = key;
     log.addresses[log.size] = address;
-    if (target != 0) log.targets[log.size] = target;
+    log.targets[log.size] = target;
     ++log.size;
 }
 
