@@ -684,7 +684,7 @@ _ON_A_GPU = {"batch": 4, "heads": 12, "queries": 2048, "keys": 2048}
       flash-tutorial profile all --device cuda
 
     On a GPU a problem has --batch 4 --heads 12 --queries 2048 --keys 2048 unless told otherwise, and what `all` finds
-    is kept in results/profiles/<gpu>.json.
+    is kept in results/profiles/<gpu>.json. A launch of more than 20 ms is not looked at by line, unless with --save.
     """,
         "every version was profiled",
         "a kernel does not compile or fails, or the emulator has a finding; the others are shown",

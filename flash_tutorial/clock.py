@@ -47,12 +47,9 @@ class Stopwatch:
 
     function  launches kernels on the current stream; it has been called before, so that nothing is left to build
     pool      memory that the graphs of functions which take turns may share (`torch.cuda.graph_pool_handle()`)
-
-    Raises RuntimeError where Triton, whose do_bench does the timing, is not installed.
     """
 
     def __init__(self, function: Callable[[], object], pool: tuple[int, int] | None = None):
-        self._do_bench = do_bench()
         self._function = function  # whose tensors the graph reads and writes
         self._replay = _captured(function, pool)
         self._milliseconds_each = 1.0  # about, with the flush of the cache
@@ -72,11 +69,15 @@ class Stopwatch:
                 break
 
     def take(self, repetitions: int) -> None:
-        """Adds exactly that many repetitions. do_bench takes milliseconds, and replays a few times of its own first."""
+        """Adds exactly that many repetitions. do_bench takes milliseconds, and replays a few times of its own first.
+
+        Raises RuntimeError where Triton, which it is a part of, is not installed.
+        """
+        bench = do_bench()
         wanted = len(self.milliseconds) + repetitions
         while (missing := wanted - len(self.milliseconds)) > 0:
             rep = self._milliseconds_each * (missing + 0.5)
-            taken = self._do_bench(self._replay, warmup=0, rep=rep, return_mode="all")
+            taken = bench(self._replay, warmup=0, rep=rep, return_mode="all")
             self.milliseconds += taken[:missing]
             if len(taken) > 1:  # do_bench's own estimate, which it keeps to itself
                 self._milliseconds_each = rep / len(taken)

@@ -181,6 +181,25 @@ def inspect(
     return Inspection(version.label, arch, head_dim, dtype, found, tuple(notes))
 
 
+def machine_code(version: Version, arch: str) -> list[tuple[Instruction, ...]]:
+    """The instructions of each kernel of a version for one architecture ("sm_90"): those of its library, as they are
+    launched, or, where they cannot be taken out of one, those that nvcc makes now, which takes seconds.
+
+    Raises ValueError for what cannot be asked, and where there are neither; BuildError where there is no disassembler,
+    or a program fails.
+    """
+    capability = _capability(version, arch)
+    with tempfile.TemporaryDirectory() as temporary:
+        cubin = Path(temporary) / "kernel.cubin"
+        try:
+            _extracted(version, capability, cubin)
+        except (ValueError, build.BuildError):
+            if build.nvcc() is None:
+                raise
+            _compile(version.source.resolve(), capability, cubin)
+        return list(parse_sass(_disassemble(cubin)).values())
+
+
 def _capability(version: Version, arch: str | None) -> str:
     """The compute capability, such as "9.0", that `arch` names: the version's own or else 9.0 if it is None."""
     own = tuple(each.removesuffix("+PTX") for each in version.archs or ())

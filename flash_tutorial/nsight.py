@@ -122,8 +122,8 @@ def measure(
     metrics         names of Nsight Compute's ("dram__bytes_read.sum"); METRIC[OPCODE] is one opcode's share of a metric
                     that is given by opcode ("sass__inst_executed_per_opcode[SHFL]"), 0 if the kernel does not have it
     more            further problems for the same process, which takes seconds to start; their launches follow
-    by_instruction  look at each instruction of the machine code too; where ncu's table of them cannot be read, there
-                    is a warning and no `Launch.code`
+    by_instruction  look at each instruction of the machine code too, for which ncu makes a launch several times, and
+                    many times as slow; where its table of them cannot be read, there is a warning and no `Launch.code`
     save            a .ncu-rep file to write, for Nsight Compute's window: it has all sections beside `metrics`
 
     The measured call is not the first. Raises ValueError for a problem that is not on a GPU, UnknownMetric (a
@@ -165,17 +165,19 @@ def measure(
             raise NsightError(f"ncu saw no kernel launch of {version.label} and wrote no report:\n{_end(said)}")
         export = functools.partial(_export, ncu, report, version.label)
         table = parse(export("raw"))
-        # A table with a metric's instances rounds other numbers, so that it is read for the opcodes alone.
-        by_opcode = any("[" in metric for metric in metrics)
-        instances = parse(export("raw", "--print-metric-instances", "details")) if by_opcode else table
-        if not table or len(table) != len(instances):
-            raise NsightError(f"ncu's report on {version.label} has {len(table)} launches")
         code = [()] * len(table)
         if by_instruction:
             try:
                 code = parse_code(export("source", "--print-source", "sass"), len(table))
             except NsightError as error:  # all the rest is known
                 warnings.warn(f"{version.label} is not shown by instruction: {error}", stacklevel=2)
+        instances = table
+        by_opcode = {_name(metric) for metric in metrics if "[" in metric}
+        if by_opcode - ({_EXECUTED} if all(code) else set()):
+            # This table rounds other numbers, so that it is read for the opcodes alone.
+            instances = parse(export("raw", "--print-metric-instances", "details"))
+        if not table or len(table) != len(instances):
+            raise NsightError(f"ncu's report on {version.label} has {len(table)} launches")
         launches = [
             _launch(row, opcodes, metrics, instructions)
             for row, opcodes, instructions in zip(table, instances, code, strict=True)
@@ -340,27 +342,32 @@ def _number(text: str) -> float:
     return float(text.partition(" (")[0].replace(",", ""))
 
 
+_EXECUTED = "sass__inst_executed_per_opcode"  # a metric that the table of instructions tells too
 _INSTANCE = re.compile(r"([A-Z]\w*(?:\.\w+)*): *([0-9][0-9.,e+]*)")
 
 
 def _launch(
     row: dict[str, str], instances: dict[str, str], metrics: Iterable[str], code: tuple[Executed, ...]
 ) -> Launch:
-    """A row of each of the two tables as a Launch."""
-    found = {}
+    """A row of each of the two tables, and what is known of the instructions, as a Launch."""
+    found, unknown = {}, []
     for metric in metrics:
         name, bracket, opcode = metric.rstrip("]").partition("[")
         cell = (instances if bracket else row).get(name, "")
         try:
-            if bracket:
-                counts = [(code, _number(count.rstrip(",."))) for code, count in _INSTANCE.findall(cell)]
+            if name == _EXECUTED and bracket and code:
+                found[metric] = float(sum(each.warps for each in code if each.opcode == opcode))
+            elif bracket:
+                counts = [(word, _number(count.rstrip(",."))) for word, count in _INSTANCE.findall(cell)]
                 if not counts:
                     raise ValueError
-                found[metric] = sum((count for code, count in counts if code.partition(".")[0] == opcode), 0.0)
+                found[metric] = sum((count for word, count in counts if word.partition(".")[0] == opcode), 0.0)
             else:
                 found[metric] = _number(cell)
-        except ValueError:
-            raise UnknownMetric([name]) from None  # "n/a", "no data", or a table without it
+        except ValueError:  # "n/a", "no data", or a table without it
+            unknown.append(name)
+    if unknown:
+        raise UnknownMetric(dict.fromkeys(unknown))
     return Launch(kernel_name(row["Kernel Name"]), _sizes(row["Grid Size"]), _sizes(row["Block Size"]), found, code)
 
 

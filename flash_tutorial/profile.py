@@ -9,7 +9,9 @@ memory, occupancy. Beside each figure stands what it says, in words made from th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import json
 import linecache
 from collections.abc import Callable, Sequence
@@ -20,7 +22,7 @@ import torch
 from tabulate import tabulate
 from tqdm import tqdm
 
-from flash_tutorial import build, compare, emulator, inspect, nsight, ops, results
+from flash_tutorial import build, clock, compare, emulator, inspect, nsight, ops, registry, results
 from flash_tutorial.problem import Problem
 from flash_tutorial.reference import REFERENCES
 from flash_tutorial.text import wrap
@@ -58,6 +60,9 @@ METRICS = (
     *_BUSY.values(),
     *nsight.needed(emulator.Counters.metrics().values()),
 )
+
+#: Seconds. A launch that takes longer is not looked at by instruction, which would take minutes.
+LONG = 0.02
 
 
 @dataclass(frozen=True)
@@ -140,12 +145,20 @@ def _measured(version: Version, problem: Problem, save: Path | None) -> Profile:
             f"head_dim is {problem.head_dim}: PyTorch's kernels pad it, and a profile is of one launch; on a GPU "
             f"{version.label} is profiled at {sizes}"
         )
-    launches = nsight.measure_known(version, problem, METRICS, by_instruction=True, save=save)
+    nsight.find_ncu()
+    registry.operator(version, "cuda")  # what cannot be measured, or does not compile, says so before it is timed
+    seconds = None if save else _seconds(version, problem)  # what is saved has all sections
+    is_long = seconds is not None and seconds > LONG
+    launches = nsight.measure_known(version, problem, METRICS, by_instruction=not is_long, save=save)
     if len(launches) != 1:
         kernels = ", ".join(launch.kernel for launch in launches)
         raise ValueError(f"{version.label} launches {len(launches)} kernels ({kernels}): a profile is of one launch")
     (launch,) = launches
-    lines, samples, notes = _by_line(version, problem, launch)
+    if is_long:
+        note = f"one launch takes {1e3 * seconds:.0f} ms; a smaller problem has them."
+        lines, samples, notes = [], {}, (f"Figures by line of source are not measured: {note}",)
+    else:
+        lines, samples, notes = _by_line(version, launch)
     every = sum(samples.values())
     return Profile(
         version.label,
@@ -159,44 +172,62 @@ def _measured(version: Version, problem: Problem, save: Path | None) -> Profile:
     )
 
 
+def _seconds(version: Version, problem: Problem) -> float | None:
+    """About how long a call takes. None where that cannot be told: of a kernel that fails ncu, which watches a process
+    of its own, will say how."""
+
+    def about() -> float:
+        q, k, v = problem.tensors()
+        call = functools.partial(ops.attention, q, k, v, version=version, causal=problem.causal, scale=problem.scale)
+        call()
+        watch = clock.Stopwatch(call)
+        watch.warm(clock.WARMUP, clock.WARMUP * LONG)
+        return watch.seconds
+
+    seconds = None
+    with contextlib.suppress(Exception):
+        seconds = about()
+    with contextlib.suppress(Exception):
+        torch.cuda.empty_cache()  # the watched process needs the memory
+    return seconds
+
+
 def _by_line(
-    version: Version, problem: Problem, launch: nsight.Launch
+    version: Version, launch: nsight.Launch
 ) -> tuple[list[emulator.LineCounters], dict[tuple[str, int], int], tuple[str, ...]]:
     """Counters and samples of a launch by line of source, and what is to be noted if they are not known. Which line an
-    instruction comes from is in the machine code that nvcc makes of the source once more."""
+    instruction comes from is in the kernel's library."""
     if not launch.code:
         return [], {}, ("Figures by line of source are not known: ncu told of no instructions.",)
     arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
     try:
-        kernels = inspect.inspect(version, arch, problem.head_dim, dtype=problem.dtype).kernels
+        kernels = inspect.machine_code(version, arch)
     except (ValueError, build.BuildError) as error:
         return [], {}, (f"Figures by line of source are not known: {error}",)
-    sass = next((kernel.sass for kernel in kernels if kernel.name == launch.kernel and kernel.sass), ())
-    places = {each.offset: each for each in sass}
+    # Of several kernels the one whose code it is: names ncu and c++filt write in different ways. What does nothing
+    # `inspect` leaves out.
+    opcodes = {each.offset: each.opcode for each in launch.code}
+    same = (sass for sass in kernels if sass and _opcodes(sass).items() <= opcodes.items())
+    if not (sass := next(same, ())):
+        return [], {}, ("Figures by line of source are not known: the kernel's library has other machine code.",)
+    places = {each.offset: (each.file, each.line) for each in sass}
     counters: dict[tuple[str, int], emulator.Counters] = {}
     samples: dict[tuple[str, int], int] = {}
     for each in launch.code:
-        place = places.get(each.offset)
-        if place is None:
-            continue  # one that does nothing, which inspect leaves out
-        if place.opcode.partition(".")[0] != each.opcode:
-            sass = ()
-            break
-        line = (place.file, place.line)
-        counters[line] = counters.get(line, emulator.Counters()) + each.counters
-        samples[line] = samples.get(line, 0) + each.samples
-    if not sass:
-        return (
-            [],
-            {},
-            ("Figures by line of source are not known: nvcc makes other machine code than what was launched.",),
-        )
+        if each.offset in places:
+            line = places[each.offset]
+            counters[line] = counters.get(line, emulator.Counters()) + each.counters
+            samples[line] = samples.get(line, 0) + each.samples
     lines = [
         emulator.LineCounters(*line, linecache.getline(*line).strip(), counters[line])
         for line in sorted(counters)
         if line[0]
     ]
     return lines, samples, ()
+
+
+def _opcodes(sass: Sequence[inspect.Instruction]) -> dict[int, str]:
+    return {each.offset: each.opcode.partition(".")[0] for each in sass}
 
 
 def figures(launch: nsight.Launch, problem: Problem) -> dict[str, float | int | str | None]:
@@ -290,8 +321,11 @@ def profile_all(
         raise ValueError(f"--save {save}: a report is of one version; {len(wanted)} were asked for")
     if keep is None:
         keep = "all" in names and wanted[0][1].device == "cuda"
+    where = {}
     if keep:
         _check_kept(wanted)
+        where = results.environment()  # now: after one kernel's stray access CUDA may refuse this process everything
+        results.check("profiles", where["name"])
     taken, failures = [], []
     try:
         with tqdm(wanted, leave=False, disable=None if len(wanted) > 1 else True) as bar:
@@ -305,7 +339,8 @@ def profile_all(
     finally:
         if keep and taken:
             try:
-                say(f"kept in {results.append('profiles', [row(each, version) for version, each in taken])}")
+                rows = [row(each, version) for version, each in taken]
+                say(f"kept in {results.append('profiles', rows, where=where)}")
             except (ValueError, OSError) as error:  # the profiles are shown all the same
                 say(f"not kept: {error}")
                 failures.append("results")
@@ -338,7 +373,6 @@ def _check_kept(wanted: Sequence[tuple[Version, Problem]]) -> None:
         if (version.own and not version.settings) or problem.stored:
             what = version.label if version.own else f"on tensors of {problem.source}"
             raise ValueError(f"--keep: kept are versions and their variants on random tensors, not {what}")
-    results.check("profiles", torch.cuda.get_device_name(0))
 
 
 # ---------------------------------------------------------------------------------------------- reading figures

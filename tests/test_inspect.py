@@ -359,6 +359,25 @@ def test_without_nvcc_a_built_library_is_looked_into(stored, monkeypatch):
     assert entry["kernels"][0]["spill_loads"] is None
 
 
+def test_machine_code_is_taken_out_of_the_library_or_made_anew(stored, monkeypatch):
+    def fail(error):
+        tried.append("library")
+        raise error
+
+    tried, version = [], registry.resolve("v03")
+    monkeypatch.setattr(inspect, "_compile", lambda *_: tried.append("nvcc"))
+    monkeypatch.setattr(inspect, "_extracted", lambda *_: tried.append("library"))
+    code = inspect.machine_code(version, "sm_90")
+    assert code == list(inspect.parse_sass(SASS).values()) and tried == ["library"]
+    for error in (ValueError("no library"), build.BuildError("cuobjdump fails")):
+        monkeypatch.setattr(inspect, "_extracted", lambda *_, error=error: fail(error))
+        tried.clear()
+        assert inspect.machine_code(version, "sm_90") == code and tried == ["library", "nvcc"]
+    monkeypatch.setattr(build, "nvcc", lambda: None)
+    with pytest.raises(build.BuildError, match="cuobjdump fails"):
+        inspect.machine_code(version, "sm_90")
+
+
 @pytest.fixture
 def packages(monkeypatch, tmp_path):
     """A folder of programs that packages of PyPI brought, one named after each file in it."""
@@ -451,6 +470,8 @@ def test_a_built_library_is_like_a_new_compile(monkeypatch, tmp_path):
     known = dataclasses.replace(compiled.kernels[0], symbol=kernel.symbol, spill_stores=None, spill_loads=None)
     assert dataclasses.replace(kernel, sass=None) == dataclasses.replace(known, sass=None)
     assert kernel.histogram == known.histogram
+    if kernel.sass:
+        assert inspect.machine_code(version, "sm_90").count(kernel.sass) == 1
     assert "has no code for sm_80" in refused("v02", "--arch", "sm_80")
 
 

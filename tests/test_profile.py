@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import sys
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import pytest
 import torch
 
 import flash_tutorial
-from flash_tutorial import build, emulator, inspect, nsight, profile, registry, results
+from flash_tutorial import build, clock, emulator, inspect, nsight, profile, registry, results
 from flash_tutorial.problem import Problem
 from flash_tutorial.versions import VERSIONS
 
@@ -49,7 +50,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=0: "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=0: (9, 0))
     monkeypatch.setattr(registry, "operator", lambda version, backend: None)
-    monkeypatch.setattr(inspect, "inspect", lambda version, arch, head_dim, dtype: machine_code(version))
+    monkeypatch.setattr(inspect, "machine_code", lambda version, arch: machine_code(version))
 
 
 @pytest.fixture
@@ -70,15 +71,13 @@ CODE = (
 )
 
 
-def machine_code(version, code=CODE) -> inspect.Inspection:
-    """What inspect says of a version, which here is CODE."""
-    file = str(version.source)
-    sass = tuple(inspect.Instruction(offset, text, file if line else "", line) for offset, text, line in code)
-    kernels = tuple(
-        inspect.Kernel("_Z1f", name, 158, 0, 0, 0, 0, sass=sass)
-        for name in ("attention_kernel<32>", "attention_kernel<64>")
-    )
-    return inspect.Inspection(version.label, "sm_90", 64, "float32", kernels, ())
+def machine_code(version, *codes) -> list[tuple[inspect.Instruction, ...]]:
+    """What inspect says of a version's kernels, which here is CODE after that of another."""
+    file, codes = str(version.source), codes or ([*CODE[:4], (0x50, "FADD R1, R2, R3", 30)], CODE)
+    return [
+        tuple(inspect.Instruction(offset, text, file if line else "", line) for offset, text, line in code)
+        for code in codes
+    ]
 
 
 class Ncu:
@@ -207,9 +206,33 @@ def test_what_ncu_is_asked(ncu, problem):
     assert raw[:1] == instances[:1] == ["--import"] and instances[-2:] == ["--print-metric-instances", "details"]
 
 
+def pages(ncu) -> list[str]:
+    """What was read of the report, one ncu for each."""
+    return ["instances" if "details" in call else call[call.index("--page") + 1] for call in ncu.calls[1:]]
+
+
 def test_instances_are_printed_only_for_opcodes(ncu, problem):
     nsight.measure("v04", problem, ["gpu__time_duration.sum"])
-    assert len(ncu.calls) == 2
+    assert pages(ncu) == ["raw"]
+
+
+def test_opcodes_are_counted_from_the_instructions_where_these_are_known(ncu, problem):
+    ncu.prints(RAW, "", SOURCE)
+    metrics = [f"sass__inst_executed_per_opcode[{opcode}]" for opcode in ("LDS", "SHFL", "HMMA")]
+    (launch,) = nsight.measure("v04", problem, metrics, by_instruction=True)
+    assert pages(ncu) == ["raw", "source"]
+    assert list(launch.metrics.values()) == [47_185_920 + 6_144, 1_572_864, 0]
+    ncu.prints(*(text.replace("sass__inst", "sass__thread_inst") for text in (RAW, INSTANCES)), SOURCE)
+    threads = "sass__thread_inst_executed_per_opcode[LDS]"
+    (launch,) = nsight.measure("v04", problem, [threads], by_instruction=True)
+    assert launch.metrics == {threads: 47_185_920}, "which has no @!PT LDS here"
+
+
+def test_both_ways_to_count_opcodes_agree_on_an_h200(ncu, problem):
+    ncu.prints(*h200_tables())
+    (by_instruction,) = nsight.measure("v04", problem, COUNTERS, by_instruction=True)
+    (by_opcode,) = nsight.measure("v04", problem, COUNTERS)
+    assert by_instruction.metrics == by_opcode.metrics and not by_opcode.code
 
 
 def test_what_the_watched_process_is_to_do(ncu, problem, monkeypatch):
@@ -260,11 +283,14 @@ def test_counters_in_the_emulators_words(ncu, problem):
     assert found.global_load_bytes == found.syncwarps == 0  # no metric
 
 
+def h200_tables() -> list[str]:
+    return [gzip.decompress((DATA / "ncu_h200" / f"{name}.csv.gz").read_bytes()).decode() for name in Ncu.tables]
+
+
 def test_tables_that_an_h200_gave(ncu, problem):
     """What Nsight Compute 2025.3 printed of v04 on `problem`, against what v04's loops say: 4 warps and 48 · 32 · 32
     pairs of tiles, each with 16 steps of 12 loads in both products, 4 barriers, 2 reductions of 4 rows in 3 steps."""
-    stored = (gzip.decompress((DATA / "ncu_h200" / f"{name}.csv.gz").read_bytes()).decode() for name in ncu.tables)
-    ncu.prints(*stored)
+    ncu.prints(*h200_tables())
     (launch,) = nsight.measure("v04", problem, COUNTERS, by_instruction=True)
     assert (launch.kernel, launch.grid, launch.block) == ("attention_kernel<64>", (48 * 32, 1, 1), (128, 1, 1))
     counted, warps = nsight.counted(launch), 4 * 48 * 32 * 32
@@ -341,6 +367,15 @@ def test_a_metric_without_a_figure(ncu, problem):
     for metric in ("some.ratio", "absent.sum"):
         with pytest.raises(nsight.UnknownMetric, match=metric):
             nsight.measure("v00", problem, [metric])
+
+
+def test_all_that_has_no_figure_is_known_after_one_run(ncu, problem):
+    ncu.prints(THREE_LAUNCHES, THREE_LAUNCHES)
+    launches = nsight.measure_known("v00", problem, ["absent.sum", "dram__bytes_read.sum", "no.op[BAR]"])
+    assert [each.metrics for each in launches] == [
+        {"dram__bytes_read.sum": bytes} for bytes in (1_500_000, 0, 2_000_000)
+    ]
+    assert sum("--export" in call for call in ncu.calls) == 2
 
 
 def test_the_calls_own_error_is_shown(ncu, problem):
@@ -612,6 +647,7 @@ def test_a_table_of_instructions_that_cannot_be_read_is_no_loss_of_the_rest(ncu,
     ncu.prints(RAW, INSTANCES, source)
     with pytest.warns(UserWarning, match=reason):
         found = profile.profile("v04", problem)
+    assert found.counters["votes"] == 12, "by opcode"
     assert found.lines == [] and found.figures["registers"] == 158
     assert "Figures by line of source are not known: ncu told of no instructions." in profile.describe(found)
 
@@ -630,28 +666,137 @@ def test_figures_by_line(ncu, problem):
 
 
 @pytest.mark.parametrize(
-    ("inspected", "reason"),
+    "code",
     [
-        (
-            lambda version, *a, **k: machine_code(version, [*CODE[:4], (0x50, "FADD R1, R2, R3", 30)]),
-            "other machine code",
-        ),
-        (lambda version, *a, **k: machine_code(version, ()), "other machine code"),
+        [*CODE[:4], (0x50, "FADD R1, R2, R3", 30)],
+        [*CODE, (0xA0, "FADD R1, R2, R3", 30)],
+        [],
     ],
 )
-def test_other_machine_code_is_not_taken_for_what_ran(ncu, problem, monkeypatch, inspected, reason):
-    monkeypatch.setattr(inspect, "inspect", inspected)
+def test_other_machine_code_is_not_taken_for_what_ran(ncu, problem, monkeypatch, code):
+    monkeypatch.setattr(inspect, "machine_code", lambda version, arch: machine_code(version, code, code))
     found = profile.profile("v04", problem)
-    assert found.lines == [] and found.warp_time == {} and reason in found.notes[0]
+    assert found.lines == [] and found.warp_time == {} and "other machine code" in found.notes[0]
+
+
+def test_a_kernel_is_known_by_its_code_whatever_ncu_calls_it(ncu, problem):
+    """What a tables's names lack of a shape's namespace, or have of blanks, does not matter."""
+    name = "void <unnamed>::attention_kernel<__nv_bfloat16, 128, Shape<64, 64, 4, 2>>(Params)"
+    ncu.prints(*(text.replace("void <unnamed>::attention_kernel<(int)64>(flash::Params)", name) for text in
+                 (RAW, INSTANCES, SOURCE)))  # fmt: skip
+    found = profile.profile("v04", problem)
+    assert found.notes == () and [line.line for line in found.lines] == [1, 10, 20, 30, 40]
 
 
 def test_a_machine_that_cannot_inspect_has_no_lines(ncu, problem, monkeypatch):
     def refuse(*arguments, **options):
         raise ValueError("there is no nvcc")
 
-    monkeypatch.setattr(inspect, "inspect", refuse)
+    monkeypatch.setattr(inspect, "machine_code", refuse)
     found = profile.profile("v04", problem)
     assert found.lines == [] and found.notes == ("Figures by line of source are not known: there is no nvcc",)
+
+
+# ---------------------------------------------------------------------------------------------- long launches
+
+
+class Timed:
+    """A GPU whose calls of attention take `seconds`; what was made of its memory is in `events`."""
+
+    def __init__(self):
+        self.seconds, self.now, self.calls = 1e-3, 0.0, 0
+        self.tensors: list[weakref.ref] = []
+        self.held: list[int] = []  # tensors that were alive when the cache was emptied
+
+    def attention(self, q, k, v, **options):
+        self.calls += 1
+        self.now += self.seconds
+        if self.seconds == float("inf"):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return q
+
+    def captured(self, function, pool=None):
+        function()
+        self.now -= self.seconds  # a graph's calls are launched when it is replayed
+        return function
+
+    def make(self):
+        made = torch.zeros(3, 1, 1, 1, 1).unbind()
+        self.tensors = [weakref.ref(tensor) for tensor in made]
+        return made
+
+    def empty_cache(self):
+        self.held.append(sum(tensor() is not None for tensor in self.tensors))
+        if self.seconds == float("inf"):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.fixture
+def timed(ncu, gpu, monkeypatch):
+    timed = Timed()
+    monkeypatch.setattr(profile.ops, "attention", timed.attention)
+    monkeypatch.setattr(Problem, "tensors", lambda problem: timed.make())
+    monkeypatch.setattr(torch.cuda, "empty_cache", timed.empty_cache)
+    monkeypatch.setattr(clock, "_captured", timed.captured)
+    monkeypatch.setattr(clock, "_synchronize", lambda: None)
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: timed.now)
+    monkeypatch.setitem(sys.modules, "triton", None)  # which is not needed
+    return timed
+
+
+def test_a_long_launch_is_not_looked_at_by_instruction(ncu, timed, monkeypatch):
+    monkeypatch.setattr(inspect, "machine_code", lambda *a: pytest.fail("nothing is to be looked up"))
+    timed.seconds = 0.2433
+    result = call("v04", "--device", "cuda", "--format", "json")
+    (entry,) = json.loads(result.stdout)
+    assert "SourceCounters" not in ncu.calls[0] and pages(ncu) == ["raw", "instances"]
+    assert entry["notes"] == [
+        "Figures by line of source are not measured: one launch takes 243 ms; a smaller problem has them."
+    ]
+    assert entry["lines"] == [] and entry["counters"]["shuffles"] == 1_572_864 and entry["counters"]["votes"] == 12
+    assert timed.calls == 3, "one to load the kernel, one to capture it and one that is timed"
+    assert "243 ms" in call("v04", "--device", "cuda").stdout
+
+
+@pytest.mark.parametrize("seconds", [1e-4, 0.019])
+def test_a_short_one_is(ncu, timed, problem, seconds):
+    timed.seconds = seconds
+    found = profile.profile("v04", problem)
+    assert "SourceCounters" in ncu.calls[0] and found.lines and found.notes == ()
+    assert timed.calls == 2 + clock.WARMUP
+
+
+def test_the_watched_process_has_the_memory_to_itself(timed, problem):
+    profile.profile("v04", problem)
+    assert timed.held == [0] and len(timed.tensors) == 3
+
+
+def test_a_kernel_that_fails_while_it_is_timed_is_left_to_ncu(ncu, timed, problem):
+    timed.seconds = float("inf")
+    assert profile.profile("v04", problem).lines, "it fails here only"
+    ncu.says("==ERROR== The application returned an error code (1).", 1, False, "AcceleratorError: a stray access")
+    result = call("v04", "--device", "cuda")
+    assert result.exit_code == 1 and "v04_vectorized fails under ncu: AcceleratorError: a stray access" in result.stderr
+
+
+def test_a_saved_report_has_all_of_a_long_launch(ncu, timed, problem, tmp_path):
+    timed.seconds = 10.0
+    found = profile.profile("v04", problem, save=tmp_path / "v04.ncu-rep")
+    assert found.lines and found.notes == () and timed.calls == 0
+
+
+def test_nothing_is_timed_that_cannot_be_measured(timed, problem, monkeypatch):
+    def broken(version, backend):
+        raise build.BuildError("expected a ';'")
+
+    monkeypatch.setattr(registry, "operator", broken)
+    with pytest.raises(build.BuildError):
+        profile.profile("v04", problem)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(nsight, "PLACES", ("/usr/local/nothing", "/opt/nothing"))
+    with pytest.raises(FileNotFoundError):
+        profile.profile("v04", problem)
+    assert timed.calls == 0
 
 
 # ---------------------------------------------------------------------------------------------- what is refused
@@ -782,6 +927,15 @@ def test_a_damaged_results_file_is_found_before_anything_is_measured(gpu, ncu, k
     assert "is damaged" in refused("all", "--device", "cuda")
     assert not (ncu.folder / "calls").exists()
     assert kept.read_text() == "{"
+
+
+def test_a_gpu_that_a_kernel_has_brought_down_is_not_asked_again(gpu, ncu, kept, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        results, "environment", lambda: asked.append(len(list(ncu.folder.glob("calls")))) or ENVIRONMENT
+    )
+    call("v02", "--device", "cuda", "--keep")
+    assert asked == [0] and len(json.loads(kept.read_text())["runs"]) == 1
 
 
 def test_what_cannot_be_kept_in_the_end_is_shown(gpu, ncu, kept, monkeypatch):
