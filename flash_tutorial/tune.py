@@ -375,15 +375,19 @@ def _own_choice(version: Version, shape: Shape) -> str | None:
     import torch
 
     sizes = [(shape.batch, heads, shape.seq, shape.head_dim) for heads in (shape.heads, shape.kv_heads)]
-    q, k = (torch.empty(size, device="cuda", dtype=getattr(torch, shape.dtype)) for size in sizes)
     try:
+        q, k = (torch.empty(size, device="cuda", dtype=getattr(torch, shape.dtype)) for size in sizes)
         *_, number = _call(version, OWN_CHOICE, q, k, k, shape.causal)
-    except RuntimeError:  # it cannot launch: then there is nothing to compare with
+    except RuntimeError:  # it cannot launch, or nothing can any more: then there is nothing to compare with
         return None
     return version.tiles[number] if 0 <= number < len(version.tiles) else None
 
 
-_REFUSED = re.compile(r"a block of .+ bytes of shared memory: .+")  # kernels/include/flash/launch.cuh says so
+#: What kernels/include/flash/launch.cuh says, in CUDA's words, of a block that the GPU has no room for. Other words
+#: there are of what an earlier kernel did.
+_REFUSED = re.compile(
+    "a block of .+ bytes of shared memory: (invalid (configuration )?argument|too many resources requested for launch)"
+)
 
 
 def _row(version: Version, own: str | None, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -186,7 +186,21 @@ def test_a_metric_that_the_gpu_lacks_leaves_its_counter_out(gpu):
 def test_another_number_of_launches_is_no_measurement(gpu, monkeypatch):
     monkeypatch.setattr(nsight, "measure", lambda *arguments, **options: [])
     result = call("v04")
-    assert result.exit_code == 1 and "0 kernels were launched on the GPU" in result.stderr
+    assert (
+        result.exit_code == 1 and "other kernels were launched on the GPU, none, than in the emulator" in result.stderr
+    )
+    assert hardware.stored() == []
+
+
+@pytest.mark.parametrize("other", [{"grid": (3, 1, 1)}, {"block": (64, 1, 1)}])
+def test_another_launch_is_no_measurement(gpu, monkeypatch, other):
+    """As of a version that takes another tile shape on the GPU than in the emulator."""
+    launch = gpu.launch
+    monkeypatch.setattr(gpu, "launch", lambda *arguments: dataclasses.replace(launch(*arguments), **other))
+    result = call("v04")
+    grid, block = ({"grid": (2, 1, 1), "block": (128, 1, 1)} | other).values()
+    assert result.exit_code == 1 and hardware.stored() == []
+    assert f"on the GPU, attention_kernel<32> {grid} of {block} threads, than in the emulator" in result.stderr
 
 
 def test_a_version_is_run_in_each_of_its_dtypes(monkeypatch):
@@ -292,6 +306,27 @@ def test_the_reason_is_seen_where_it_is_measured(gpu):
     gpu.more = {"global_store_requests": -1}
     (found,) = hardware.measure(hardware.calls(["v03"]), keep=False)
     assert found["reasons"] == {"global_store_requests": "nvcc makes one STG.64 of several 4-byte global stores"}
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "why"),
+    [
+        ("@P1 LDGSTS.E.BYPASS.128 [R3], desc[UR4][R4.64]", -4, "nvcc puts copies under a predicate"),
+        ("@P1 LDGSTS.E.BYPASS.128 [R3], desc[UR4][R4.64]", 400, None),
+        ("LDGSTS.E.BYPASS.128 [R3], desc[UR4][R4.64]", -4, None),
+        ("@P1 LDG.E [R3], desc[UR4][R4.64]", -4, None),
+    ],
+)
+def test_copies_under_a_predicate_are_seen_where_they_are_measured(gpu, monkeypatch, text, more, why):
+    kernel = inspect.Kernel("k", "k", 32, 0, 0, 0, 0, sass=(inspect.Instruction(0, text, "", 0),))
+    found = inspect.Inspection("v", "sm_90", 64, "float16", (kernel,), ())
+    monkeypatch.setattr(inspect, "inspect", lambda *arguments, **options: found)
+    monkeypatch.setattr(hardware, "TOLERANCES", ())
+    gpu.more = {"cp_async_wavefronts": more}
+    (row,) = hardware.measure(hardware.calls(["v05"]), keep=False)
+    assert hardware.differing(row) == ["cp_async_wavefronts"]
+    reason = hardware.reason(row, "cp_async_wavefronts")
+    assert reason.startswith(why) if why else reason is None
 
 
 def test_without_nvcc_a_difference_is_not_explained(gpu, monkeypatch):

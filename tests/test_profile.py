@@ -73,7 +73,7 @@ CODE = (
 
 def machine_code(version, *codes) -> list[tuple[inspect.Instruction, ...]]:
     """What inspect says of a version's kernels, which here is CODE after that of another."""
-    file, codes = str(version.source), codes or ([*CODE[:4], (0x50, "FADD R1, R2, R3", 30)], CODE)
+    file, codes = str(version.source), codes or ([], [*CODE[:4], (0x50, "FADD R1, R2, R3", 30)], CODE)
     return [
         tuple(inspect.Instruction(offset, text, file if line else "", line) for offset, text, line in code)
         for code in codes

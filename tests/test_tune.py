@@ -459,6 +459,35 @@ def test_a_shape_that_cannot_launch_says_so_and_is_not_tried_again(version, gpu,
     assert chosen(8, batch=1, head_dim=32, dtype="float32") in WORDS[1:]
 
 
+@pytest.mark.parametrize("words", ["invalid configuration argument", "too many resources requested for launch"])
+def test_other_ways_to_refuse_a_block(version, gpu, words):
+    gpu.trouble = {"64x64": RuntimeError(f"CUDA: a block of 256 threads with 9 bytes of shared memory: {words}\n at 3")}
+    run = measured(version, seqs=(8,))
+    (row,) = (row for row in run.rows if row["tiles"] == "64x64")
+    assert run.right and row["refused"] == f"a block of 256 threads with 9 bytes of shared memory: {words}"
+
+
+def test_what_an_earlier_kernel_did_is_no_refusal(version, gpu):
+    """A launch is told of a stray access before it, and every launch after it."""
+    words = "a block of 256 threads with 9 bytes of shared memory: an illegal memory access was encountered"
+    gpu.trouble = {"64x32": RuntimeError(f"CUDA: {words}")}
+    run = measured(version, seqs=(8,))
+    assert not run.right and {row["tiles"] for row in tune.stored(version)} == {"64x64", "32x32"}
+    assert f"64x32 failed at N=8: RuntimeError: CUDA: {words}" in tune.render(tune.tables_of(run.rows, WORDS))
+
+
+def test_a_gpu_that_a_kernel_has_brought_down_ends_no_command(version, gpu, monkeypatch):
+    def empty(*arguments, **options):
+        if options.get("device") == "cuda":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return made(*arguments, **options)
+
+    made = torch.empty
+    monkeypatch.setattr(torch, "empty", empty)
+    run = measured(version)
+    assert {row["own"] for row in run.rows} == {None} and len(run.rows) == 6
+
+
 def test_a_failure_is_shown_but_not_kept(version, gpu):
     gpu.trouble = {"64x64": torch.OutOfMemoryError("CUDA out of memory")}
     run = measured(version)
