@@ -35,6 +35,7 @@ The modules, by the question that they answer:
                         model         bounds and occupancy, by a chip's published rates
     what is known       results       keeps and finds measured figures
                         ablation      what each decision is worth, here and elsewhere
+                        standing      how near each version comes to FlashAttention-2, here and elsewhere
                         charts        which stored figures a picture shows
     how is it shown     cli           the command line
                         notebook      what the notebooks say the same way

@@ -9,7 +9,7 @@ import functools
 import re
 from pathlib import Path
 
-from flash_tutorial import ablation, benchmark, charts, hardware, timetable
+from flash_tutorial import ablation, benchmark, charts, hardware, standing, timetable
 from flash_tutorial.compare import compare
 from flash_tutorial.problem import Problem
 from flash_tutorial.reference import PEERS
@@ -106,6 +106,11 @@ def _mean(family: timetable.Table, name: str) -> str:
     return f"{family.means[name]:.1f}{'*' * stale}"
 
 
+def standings() -> str:
+    """How near the versions come to FlashAttention-2, on every GPU stored and elsewhere."""
+    return standing.markdown()
+
+
 @functools.cache
 def pictures() -> dict[Path, charts.Picture]:
     """Every picture of README.md that there are figures for, by its file."""
@@ -144,7 +149,7 @@ def agreement() -> str:
 
 def filled(text: str) -> str:
     """`text` with every generated part written anew. Raises KeyError for a part that nothing here generates."""
-    every = (ladder, counters, speed, plots, ablations, agreement)
+    every = (ladder, counters, speed, standings, plots, ablations, agreement)
     generators = {generator.__name__: generator for generator in every}
     return re.sub(
         r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)",
