@@ -404,7 +404,8 @@ def _row(version: Version, own: str | None, row: Mapping[str, Any]) -> dict[str,
 
 @dataclass(frozen=True)
 class Table:
-    """The lines of one family of problems on one GPU, by length, and the tile shapes that are its columns."""
+    """The lines of one family of problems on one GPU, by length, and the tile shapes that are its columns: those that
+    were measured."""
 
     gpu: str
     lines: tuple[Line, ...]
@@ -415,6 +416,10 @@ class Table:
         """What the lines' problems have in common: "bfloat16, B·N=16,384, H=32, D=64, full"."""
         return in_common([line.shape for line in self.lines])
 
+    def wins(self, tiles: str) -> list[int]:
+        """The lengths at which no other tile shape is faster than one by more than the spread."""
+        return [line.shape.seq for line in self.lines if tiles == line.best or line.noise(tiles)]
+
     def mean(self, tiles: Callable[[Line], str | None]) -> float | None:
         """The harmonic mean over the lengths of the TFLOP/s of the tile shape that `tiles` names for each."""
         found = [line.tflops(tiles(line)) for line in self.lines]
@@ -422,7 +427,8 @@ class Table:
 
 
 def tables_of(rows: Iterable[Mapping[str, Any]], tiles: Sequence[str]) -> list[Table]:
-    """A table for each GPU and family of the rows that differ in length only; `tiles` are the columns."""
+    """A table for each GPU and family of the rows that differ in length only; the columns are those of `tiles` that the
+    family has rows of."""
     by_shape: dict[tuple[str, Shape], dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         if row["tiles"] in tiles:
@@ -431,7 +437,11 @@ def tables_of(rows: Iterable[Mapping[str, Any]], tiles: Sequence[str]) -> list[T
     for (gpu, shape), found in by_shape.items():
         families.setdefault((gpu, shape.family, _tokens(shape)), []).append(Line(shape, found))
     return [
-        Table(gpu, tuple(sorted(lines, key=lambda line: line.shape.seq)), tuple(tiles))
+        Table(
+            gpu,
+            tuple(sorted(lines, key=lambda line: line.shape.seq)),
+            tuple(each for each in tiles if any(each in line.rows for line in lines)),
+        )
         for (gpu, *_), lines in sorted(families.items())
     ]
 

@@ -639,6 +639,22 @@ def test_only_some_columns(version):
     assert cells.split()[-2:] == ["64x64", "-"], "what the own choice loses is not among them"
 
 
+def test_a_comparison_of_some_shapes_is_a_table_apart_and_has_no_column_of_the_others(version):
+    every = dict.fromkeys(WORDS, (100.0, 200.0))
+    some = dict.fromkeys(("64x64", "32x32"), (100.0,))
+    made = shown([*rows_of(version, every), *rows_of(version, some, dtype="float16", causal=True)])
+    assert [(table.problem, table.tiles) for table in made] == [
+        ("bfloat16, B·N=16,384, H=2, D=64, full", WORDS),
+        ("float16, B=32, H=2, D=64, causal", ("64x64", "32x32")),
+    ]
+
+
+def test_a_shape_wins_where_none_is_faster_by_more_than_the_spread(version):
+    columns = {"64x64": (100.0, 150.0, 100.0), "64x32": (101.0, 100.0, 110.0), "32x32": (150.0, 150.0, 150.0)}
+    (table,) = shown(rows_of(version, columns, spread=0.02))
+    assert {word: table.wins(word) for word in WORDS} == {"64x64": [512, 2048], "64x32": [512, 1024], "32x32": []}
+
+
 def test_noise_is_marked_in_text_and_markdown(version):
     rows = rows_of(version, {"64x64": (101.0,), "64x32": (100.0,), "32x32": (160.0,)}, spread=0.02)
     text, markdown = (tune.render(shown(rows), format) for format in ("simple", "github"))
@@ -648,10 +664,10 @@ def test_noise_is_marked_in_text_and_markdown(version):
 
 
 def test_a_missing_shape_and_a_stale_row_are_told(version):
-    rows = rows_of(version, {"64x64": (100.0,), "64x32": (80.0,)})
+    rows = rows_of(version, {"64x64": (100.0, 200.0), "64x32": (80.0, 150.0), "32x32": (160.0,)})
     text = tune.render(shown(rows, stale=True))
     assert "stale, measured before the kernel's last change" in text and re.search(r"^ *512\* ", text, re.MULTILINE)
-    assert re.search(r" - +64x64 ", text)
+    assert re.search(r"^ *1024\* .* - +64x64 ", text, re.MULTILINE)
     assert "stale" not in tune.render(shown(rows))
 
 
