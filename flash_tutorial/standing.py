@@ -83,8 +83,8 @@ def _plan() -> benchmark.Plan:
 
 
 def stored() -> dict[str, dict[str, Standing]]:
-    """By GPU, then by version's name. Of the runs that have times of the version and of FlashAttention-2 those at the most
-    lengths count, and of these the newest.
+    """By GPU, then by version's name. Of the runs that have times of the version and of FlashAttention-2 the newest of
+    those at the most lengths counts.
 
     Raises ValueError for damaged results.
     """
