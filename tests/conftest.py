@@ -2,6 +2,9 @@
 
 import os
 
+# Before PyTorch comes, and for the processes that tests start: their tensors are small, and OpenMP's threads spin.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import pytest
 import torch
 
@@ -17,7 +20,6 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "full: part of the full product of cases; runs with --full only")
     if "PYTEST_XDIST_WORKER" in os.environ:
-        torch.set_num_threads(1)
         emulator.configure(threads=1)
 
 
