@@ -380,7 +380,9 @@ def _compile(
     """One kernel file to one object file. An error is said to be `shown`'s, if that is not the source."""
     operator_flag = f'-DFLASH_OP_NAME="{operator}"'
     if backend == "cuda":
-        gencode = ["--threads", str(len(archs)), *(flag for arch in archs for flag in _gencode(arch))]
+        # All cores work on one file: on its architectures, and on its kernels, of which some files have dozens.
+        parallel = ("--threads", str(len(archs)), "--split-compile", "0")
+        gencode = [*parallel, *(flag for arch in archs for flag in _gencode(arch))]
         flags = (*_NVCC, *gencode, operator_flag, *_INCLUDES)
         command = [*_nvcc_command(), *flags, "-c", str(source), "-o", str(target)]
     else:

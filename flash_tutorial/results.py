@@ -174,7 +174,8 @@ def newest(
 
 def mark_stale(rows: Collection[dict[str, Any]]) -> None:
     """Gives each row a "stale": whether its kernel has changed since it was measured, or is gone."""
-    current = {row["version"]: kernel_hash(row["version"]) for row in rows if "kernel_hash" in row}
+    names = {row["version"] for row in rows if "kernel_hash" in row}
+    current = {name: kernel_hash(name) for name in names}
     for row in rows:
         row["stale"] = "kernel_hash" in row and row["kernel_hash"] != current[row["version"]]
 

@@ -221,6 +221,53 @@ VERSIONS: tuple[Version, ...] = (
             ),
         ),
     ),
+    Version(
+        number=10,
+        name="v10_lean_instructions",
+        title="Lean instructions",
+        idea="What is the same for every tile is decided before the loop and what is rare has code of its own: tiles "
+        "come backwards, the masked ones first, O is rescaled only when a maximum has grown by much, and O leaves "
+        "through shared memory.",
+        parent="v09_adaptive_tiles",
+        dtypes=("float16", "bfloat16"),
+        strided=True,
+        options=(
+            Option("order", "ORDER", _of("Order", "backward", "forward"), "order of the tiles of keys"),
+            Option(
+                "masks", "MASKS", _of("Masks", "apart", "asked"), "code of its own for masked tiles, or one for all"
+            ),
+            Option("skip", "SKIP", _of("Skip", "warp", "never"), "who skips a tile that none of its rows sees"),
+            Option("rescale", "RESCALE", _of("Rescale", "lazy", "always"), "when O is rescaled"),
+            Option("rows", "ROWS", _of("Rows", "fixed", "passed"), "strides of the rows of K and V"),
+            Option(
+                "addresses",
+                "ENCODED",
+                (("encoded", "true"), ("computed", "false")),
+                "how the swizzled addresses of fragments are found",
+            ),
+            Option(
+                "q",
+                "Q_FRAGMENTS",
+                _of("Fragments", "fitting", "kept", "loaded"),
+                "fragments of Q: kept if they fit, always, or loaded 16 columns of head_dim at a time",
+            ),
+            Option(
+                "k_copy",
+                "K_COPY",
+                _of("Copy", "fitting", "early", "late"),
+                "when the copy of the next K begins: before the softmax if registers allow, always, or after it",
+            ),
+            Option("zeros", "ZEROS", _of("Zeros", "step", "tile"), "when accumulators of S become zero"),
+            Option("cache", "CACHE", _of("Cache", "l2", "l1"), "caches that tiles of K and V stay in"),
+            Option("epilogue", "EPILOGUE", _of("Epilogue", "shared", "half2", "scalar"), "how O is stored"),
+            Option(
+                "tiles",
+                "TILES",
+                _numbered("auto", "32x64", "64x64", "128x128"),
+                "queries x keys of a tile, at head_dim 128 at most 64 keys; auto: tuned, else by lengths and GPU",
+            ),
+        ),
+    ),
 )
 
 

@@ -1,9 +1,8 @@
 // v07: loads that run ahead of the products.
 //
-// Idea        A copy takes longer than a product, so it has to begin before its result is needed. Two tiles of K and
-// two
-//             of V are in shared memory: while one is multiplied the next is on its way. And so one level up: fragments
-//             of a step are loaded while the step before is multiplied.
+// Idea        A copy takes longer than a product, so it has to begin before its result is needed. Shared memory holds
+//             two tiles of K and two of V: while one is multiplied the next is on its way. And so one level up:
+//             fragments of a step are loaded while the step before is multiplied.
 // From v06    Copies come in groups, K and V in turns, and a wait leaves the younger ones in flight. The choices that
 //             v05 and v06 measured are made: cp.async, shuffles, swizzled tiles.
 // Bottleneck  The softmax: while a warp is at its exponentials, multiplications and sums, its tensor core waits.

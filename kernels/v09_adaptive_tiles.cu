@@ -5,9 +5,8 @@
 //             template, compiled for a handful of tile shapes, and each launch takes one: measured by
 //             `flash-tutorial tune`, or on a GPU that nobody tuned the largest of which there are enough for its SMs.
 // From v08    Rows come in bands of 16, one or two to a warp, and a fragment is loaded right before it is multiplied:
-// no
-//             registers are left for the next step's. Causal blocks start with the longest ones. q, k and v are read
-//             with the strides they have. The choices that v07 and v08 measured are made.
+//             there are no registers for the next step's. Causal blocks start with the longest ones. q, k and v are
+//             read with the strides they have. The choices that v07 and v08 measured are made.
 // Bottleneck  Instructions around the products: addresses of fragments and copies, the mask asked for in every tile.
 // Run         flash-tutorial run v09
 
@@ -24,7 +23,7 @@
 
 namespace {
 
-using flash::pack, flash::row_max, flash::row_sum, flash::Shape, flash::Shift, flash::Tile;
+using flash::band, flash::pack, flash::row_max, flash::row_sum, flash::Shape, flash::Shift, flash::Tile;
 using flash::ptx::cp_async, flash::ptx::cp_async_commit_group, flash::ptx::cp_async_wait_group;
 using flash::ptx::ex2, flash::ptx::ldmatrix_x4, flash::ptx::mma_m16n8k16;
 
@@ -73,12 +72,6 @@ __device__ void load_tile(Tile<Element, ROWS, D>& tile, const Element* matrix, i
     for (int i = 0; i < ROWS; i += STEP) {
         cp_async<16>(tile.at(first_row + i, column), first + i * stride, i < rows ? 16 : 0);
     }
-}
-
-// What a lane holds of a band, of what it holds of all.
-template <int NUMBERS>
-__device__ float (&band(float (&numbers)[NUMBERS], int t))[4] {
-    return reinterpret_cast<float (&)[4]>(numbers[4 * t]);
 }
 
 template <class Element, int D, class Shape>

@@ -7,6 +7,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "flash/launch.cuh"
+
 namespace flash {
 
 /// Tiles of BLOCK_Q queries and of BLOCK_KV keys, the warps that share the queries, and how many tiles of K, and of V,
@@ -19,6 +21,12 @@ struct Shape {
     static_assert(BANDS * WARPS * 16 == BLOCK_Q, "a warp owns whole bands");
     static_assert(BLOCK_KV % 16 == 0, "16 keys are one step of P V");
 };
+
+/// Of what a lane holds of all bands of an accumulator, what it holds of band t.
+template <int NUMBERS>
+__device__ float (&band(float (&numbers)[NUMBERS], int t))[4] {
+    return reinterpret_cast<float (&)[4]>(numbers[4 * t]);
+}
 
 /// Calls body(Shape()) for shape number `tiles` of the tuple Shapes. Only those are compiled that are numbered ONLY, or
 /// all if that is -1. Throws std::runtime_error for another number.

@@ -24,4 +24,17 @@ struct Tile {
     }
 };
 
+/// The row of a tile, from a column on, that a lane names to ldmatrix of the first 16 x 16 block, and of all others:
+/// one XOR away from the first one's if ENCODED, else computed anew.
+template <bool ENCODED, class Tile>
+struct LaneRow {
+    Tile& tile;
+    int row, column, offset = tile.offset(row, column);
+
+    /// Of the block that begins at (first_row, first_column).
+    __device__ auto* of(int first_row, int first_column) const {
+        return ENCODED ? tile.beside(offset, first_row, first_column) : tile.at(row + first_row, column + first_column);
+    }
+};
+
 }  // namespace flash
