@@ -1,6 +1,6 @@
 """How near each version comes to FlashAttention-2, on the GPUs in results/ and in a published series of kernels.
 
-    standing.markdown()              # the table of README.md
+    standing.markdown()              # the tables of README.md
 
 A version is held against PyTorch's FlashAttention-2 as measured in the same run: `flash-tutorial bench v05 v06 --suite
 blog --baseline sdpa_flash` makes one.
@@ -9,7 +9,7 @@ blog --baseline sdpa_flash` makes one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from flash_tutorial import benchmark, registry, results, suites, timetable
@@ -18,6 +18,7 @@ from flash_tutorial.text import markdown as table
 from flash_tutorial.versions import VERSIONS, Version
 
 REFERENCE, SUITE, LENGTH = "sdpa_flash", "blog", 4096
+FAMILIES, BESIDE = "paper", "sdpa_cudnn"  # the suite that has every family, and who is held against it there too
 
 # What others published: shares carry over from GPU to GPU, times do not.
 
@@ -67,7 +68,8 @@ def nearest(version: Version) -> int | None:
 
 @dataclass(frozen=True)
 class Standing:
-    """A version's speed on one GPU as a part of FlashAttention-2's in the same run. What has no times is None."""
+    """A contender's speed on one GPU, in one family of problems, as a part of FlashAttention-2's in the same run. What
+    has no times is None."""
 
     date: str  # of the run
     share: float | None  # at LENGTH
@@ -75,38 +77,45 @@ class Standing:
     stale: bool  # the kernel has changed since
 
 
-def _plan() -> benchmark.Plan:
-    """Every version that takes the suite's problems, beside FlashAttention-2."""
-    problems = suites.find(SUITE)
+def _plan(suite: str) -> benchmark.Plan:
+    """Every version that takes the suite's problems, and in FAMILIES who is beside, with FlashAttention-2."""
+    problems = suites.find(suite)
     taking = [v.name for v in VERSIONS if problems.dtype in v.dtypes and set(problems.head_dims) <= set(v.head_dims)]
-    return benchmark.plan_of(taking, SUITE, baseline=REFERENCE, only=True)
+    others = (REFERENCE, BESIDE) if suite == FAMILIES else ()
+    return benchmark.plan_of([*taking, *others], suite, baseline=REFERENCE, only=True)
 
 
-def stored() -> dict[str, dict[str, Standing]]:
-    """By GPU, then by version's name. Of the runs that have times of the version and of FlashAttention-2 the newest of
-    those at the most lengths counts.
+def stored(suite: str = SUITE) -> dict[str, dict[str, dict[str, Standing]]]:
+    """By GPU, then by contender's name, then by family (see `Shape.brief`); all families of a contender from one run.
+    Of the runs that have times of it and of FlashAttention-2 the newest counts of those with the most whole families,
+    and where none has one, of those with the most lengths.
 
     Raises ValueError for damaged results.
     """
-    plan = _plan()
-    lengths = {shape.seq for shape in plan.shapes}
-    best: dict[tuple[str, str], tuple[int, timetable.Table]] = {}
+    plan = _plan(suite)
+    lengths = sorted({shape.seq for shape in plan.shapes})
+    best: dict[tuple[str, str], tuple[tuple[int, int], list[timetable.Table]]] = {}
     for run in results.runs("times"):
         rows = [{**row, "gpu": run["gpu"], "date": run["date"]} for row in run["rows"] if Shape.of(row) in plan.shapes]
-        for made in timetable.tables_of(rows, plan.contenders, plan.baseline):
-            for contender in made.contenders:
-                known = sum(line.contender == contender and line.ratio is not None for line in made.lines)
-                key = run["gpu"], contender.name
-                if contender.version and known and known >= best.get(key, (0,))[0]:
-                    best[key] = known, made
-    found: dict[str, dict[str, Standing]] = {}
-    for (gpu, name), (known, made) in sorted(best.items()):
-        rows = [line.row for line in made.lines if line.contender.name == name]
+        tables = timetable.tables_of(rows, plan.contenders, plan.baseline)
+        for contender in plan.contenders:
+            known = [
+                sum(line.contender == contender and line.ratio is not None for line in made.lines) for made in tables
+            ]
+            rank = known.count(len(lengths)), max(known, default=0)
+            key = run["gpu"], contender.name
+            if contender.name != plan.baseline and any(rank) and rank >= best.get(key, (rank,))[0]:
+                best[key] = rank, tables
+    found: dict[str, dict[str, dict[str, Standing]]] = {}
+    for (gpu, name), (_, tables) in sorted(best.items(), key=lambda each: each[0]):
+        rows = [line.row for made in tables for line in made.lines if line.contender.name == name]
         results.mark_stale(rows)
-        line = made.line(name, LENGTH)
-        mean = made.mean_ratio(name) if known == len(lengths) else None
         stale = any(row["stale"] for row in rows)
-        found.setdefault(gpu, {})[name] = Standing(rows[0]["date"], line and line.ratio, mean, stale)
+        for made in tables:
+            line = made.line(name, LENGTH)
+            mean = made.mean_ratio(name) if made.lengths == lengths else None
+            each = Standing(rows[0]["date"], line and line.ratio, mean, stale)
+            found.setdefault(gpu, {}).setdefault(name, {})[made.lines[0].shape.brief] = each
     return found
 
 
@@ -114,18 +123,20 @@ def stored() -> dict[str, dict[str, Standing]]:
 
 
 def markdown() -> str:
-    """A table of every version that takes the suite's problems, here and elsewhere, the series as a whole, folded, and
-    the command that measures. Raises ValueError for damaged results."""
+    """A table of every version that takes the suite's problems, here and elsewhere, the series as a whole, folded, one
+    of every family, and the commands that measure. Raises ValueError for damaged results."""
     standings = stored()
-    versions = [contender.version for contender in _plan().contenders if contender.version]
-    at = f"N={LENGTH}"
+    plan = _plan(SUITE)
+    (family,) = {shape.brief for shape in plan.shapes}
+    versions = [contender.version for contender in plan.contenders if contender.version]
     headers = ["version"]
-    headers += [header for gpu in standings for header in (f"{gpu.removeprefix('NVIDIA ')}, {at}", "mean")]
+    headers += [header for gpu in standings for header in (f"{_short(gpu)}, N={LENGTH}", "mean")]
     headers += ["nearest kernel", *_published_headers()]
-    command = f"bench {' '.join(registry.short(v.name) for v in versions)} --suite {SUITE} --baseline {REFERENCE}"
+    command = f"bench {_typed(version.name for version in versions)} --suite {SUITE} --baseline {REFERENCE}"
     rows = []
     for version in versions:
-        own = [cell for gpu in standings for cell in _cells(standings[gpu].get(version.name))]
+        each = [found.get(version.name, {}).get(family) for found in standings.values()]
+        own = [_percent(one, share) for one in each for share in ("share", "mean")]
         number = nearest(version)
         theirs = _published(KERNELS[number - 1]) if number else [""] * len(_published_headers())
         rows.append([version.name, *own, str(number or ""), *theirs])
@@ -140,24 +151,67 @@ def markdown() -> str:
             table(headers, rows, "l" + "r" * (len(headers) - 1)),
             f"<details><summary>The {len(KERNELS)} kernels of the series</summary>\n\n{folded}\n\n</details>",
             f"```sh\n.venv/bin/flash-tutorial {command} --stored\n```",
-            "Without `--stored` it measures them on your GPU, keeps the times, and `make docs` adds a column.",
+            *_families(),
+            "Without `--stored` they measure on your GPU and keep the times, and `make docs` adds its columns.",
         ]
     )
 
 
-def _caption(standings: Mapping[str, Mapping[str, Standing]]) -> str:
-    every = [each for found in standings.values() for each in found.values()]
-    measured = [f"{gpu}, {max(each.date for each in found.values())[:10]}" for gpu, found in standings.items()]
+def _families() -> list[str]:
+    """The caption, the table and the command of the suite that has every family."""
+    standings = stored(FAMILIES)
+    plan = _plan(FAMILIES)
+    families = dict.fromkeys(shape.brief for shape in plan.shapes)
+    names = [each.name for each in plan.contenders if each.name != plan.baseline]
+    rows = [
+        [
+            name,
+            *(_percent(found.get(name, {}).get(family), "mean") for found in standings.values() for family in families),
+        ]
+        for name in names
+        if name != BESIDE or any(name in found for found in standings.values())
+    ]
+    headers = ["", *(f"{_short(gpu)}, {family}" for gpu in standings for family in families)]
+    said = [
+        f"With both head sizes, full and causal, the harmonic mean over the lengths in % of `{REFERENCE}`'s, all "
+        f"figures of a row from one run: {suites.find(FAMILIES)}.",
+        *_measured(standings),
+    ]
+    contenders = _typed(each.name for each in plan.contenders)
+    command = f"bench {contenders} --only --suite {FAMILIES} --baseline {REFERENCE} --stored"
+    shown = [table(headers, rows, "l" + "r" * (len(headers) - 1))] if standings else []
+    return [" ".join(said), *shown, f"```sh\n.venv/bin/flash-tutorial {command}\n```"]
+
+
+def _caption(standings: Mapping[str, Mapping[str, Mapping[str, Standing]]]) -> str:
+    measured, *stale = _measured(standings)
     said = [
         f"Speed in % of FlashAttention-2's, PyTorch's `{REFERENCE}` in the same run: {suites.find(SUITE)}; at "
         f"N={LENGTH:,}, and in the harmonic mean over the lengths.",
-        f"Measured here: {'; '.join(measured)}." if measured else "No times are stored yet.",
+        measured,
         f"{' and '.join(GPUS)}: published for [a series of {len(KERNELS)} kernels]({SERIES}), each built on the one "
         "before. A version stands beside the last of them that holds nothing of a later version.",
+        *stale,
     ]
-    if any(each.stale for each in every):
-        said.append("An asterisk: measured before the kernel's last change.")
     return " ".join(said)
+
+
+def _measured(standings: Mapping[str, Mapping[str, Mapping[str, Standing]]]) -> list[str]:
+    """When, on which GPUs; and what an asterisk is, if there is one."""
+    every = {gpu: [each for own in found.values() for each in own.values()] for gpu, found in standings.items()}
+    dates = [f"{gpu}, {max(each.date for each in found)[:10]}" for gpu, found in every.items()]
+    said = [f"Measured here: {'; '.join(dates)}." if dates else "No times are stored yet."]
+    if any(each.stale for found in every.values() for each in found):
+        said.append("An asterisk: measured before the kernel's last change.")
+    return said
+
+
+def _short(gpu: str) -> str:
+    return gpu.removeprefix("NVIDIA ")
+
+
+def _typed(names: Iterable[str]) -> str:
+    return " ".join(map(registry.short, names))
 
 
 def _published_headers() -> list[str]:
@@ -168,8 +222,7 @@ def _published(kernel: Kernel) -> list[str]:
     return [f"{share:.1f}" for pair in kernel.shares for share in pair]
 
 
-def _cells(standing: Standing | None) -> list[str]:
-    if standing is None:
-        return ["–", "–"]
-    stale = "*" * standing.stale
-    return ["–" if share is None else f"{100 * share:.1f}{stale}" for share in (standing.share, standing.mean)]
+def _percent(standing: Standing | None, share: str) -> str:
+    """One of a standing's shares, by its name."""
+    value = standing and getattr(standing, share)
+    return f"{100 * value:.1f}{'*' * standing.stale}" if value else "–"

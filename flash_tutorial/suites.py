@@ -60,6 +60,11 @@ class Shape:
         """What problems share that differ in length, and with it in batch size, only."""
         return self.dtype, self.head_dim, self.causal, self.heads, self.kv_heads
 
+    @property
+    def brief(self) -> str:
+        """What tells a suite's families apart: "D=64 causal"."""
+        return f"D={self.head_dim} {'causal' if self.causal else 'full'}"
+
     def __str__(self):
         """ "float32, B=4, H=12, M=N=2048, D=64, causal"."""
         causal = ", causal" if self.causal else ""

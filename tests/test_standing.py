@@ -1,5 +1,6 @@
 """How near versions come to FlashAttention-2: which stored rows are held against each other, and the table."""
 
+import itertools
 import re
 import shlex
 from dataclasses import asdict
@@ -14,6 +15,8 @@ from flash_tutorial.versions import accepting
 
 GPU = "NVIDIA Test 1"
 SHAPES = {shape.seq: shape for shape in SUITES["blog"].shapes()}
+PAPER = {(shape.brief, shape.seq): shape for shape in SUITES["paper"].shapes()}
+FAMILIES = ("D=64 full", "D=64 causal", "D=128 full", "D=128 causal")
 
 
 @pytest.fixture(autouse=True)
@@ -23,17 +26,22 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def keep(gpu=GPU, lengths=SHAPES, stale=(), **microseconds):
-    """Adds a run: by name the times of its contenders, one for all lengths or one for each."""
+def keep(gpu=GPU, **run):
+    """Adds a run of `measured` rows."""
+    results.append("times", measured(**run), where={"name": gpu})
+
+
+def measured(lengths=SHAPES, stale=(), families=("D=128 full",), **microseconds):
+    """Rows of contenders: by name their times, one for all problems or one for each length."""
     rows = []
     for name, times in microseconds.items():
         version = {} if name.startswith("sdpa") else {"kernel_hash": "old" if name in stale else hash_of(name)}
         name = name if name.startswith("sdpa") else ft.version(name).name
-        for place, seq in enumerate(lengths):
+        for family, (place, seq) in itertools.product(families, enumerate(lengths)):
             time = times if isinstance(times, float) else times[place]
             figures = {"microseconds": dict.fromkeys(("median", "p20", "p80"), time)} if time else {"wrong": "out[0]"}
-            rows.append({"version": name, **asdict(SHAPES[seq]), **version, **figures})
-    results.append("times", rows, where={"name": gpu})
+            rows.append({"version": name, **asdict(PAPER[family, seq]), **version, **figures})
+    return rows
 
 
 def hash_of(name):
@@ -43,7 +51,17 @@ def hash_of(name):
 def cells():
     """By version, what the table has for it."""
     text, _, _ = standing.markdown().partition("<details>")
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if re.match(r"\| v\d", line)]
+    return rows_of(text)
+
+
+def family_cells():
+    """By contender, what the table of families has for it."""
+    _, _, text = standing.markdown().partition("</details>")
+    return rows_of(text)
+
+
+def rows_of(text):
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if re.match(r"\| (v\d|sdpa)", line)]
     return {row[0]: row[1:] for row in rows}
 
 
@@ -127,7 +145,8 @@ def test_times_without_flash_attention_beside_them_are_none():
     keep(v05=200.0)
     keep(sdpa_flash=100.0)
     assert standing.stored() == {}
-    assert "No times are stored yet." in standing.markdown()
+    assert standing.markdown().count("No times are stored yet.") == 2
+    assert family_cells() == {}
     assert list(cells()) == [version.name for version in accepting("bfloat16")]
 
 
@@ -159,12 +178,71 @@ def test_a_kernel_that_has_changed_since_is_marked():
     assert "An asterisk: measured before the kernel's last change." in standing.markdown()
 
 
-def test_its_command_names_every_version_and_shows_what_is_stored():
+def test_its_commands_name_every_version_and_show_what_is_stored():
     keep(v05=200.0, sdpa_flash=100.0)
-    (words,) = re.findall(r"^\.venv/bin/flash-tutorial (.*)$", standing.markdown(), re.MULTILINE)
-    assert [f"v{version.number:02}" for version in accepting("bfloat16")] == re.findall(r"\bv\d\d\b", words)
-    result = command.call(*shlex.split(words))
-    assert result.exit_code == 0 and "Speed in % of sdpa_flash" in result.stdout
+    commands = re.findall(r"^\.venv/bin/flash-tutorial (.*)$", standing.markdown(), re.MULTILINE)
+    assert [re.search(r"--suite (\w+)", words)[1] for words in commands] == ["blog", "paper"]
+    assert "sdpa_flash sdpa_cudnn --only" in commands[1]
+    for words in commands:
+        assert [f"v{version.number:02}" for version in accepting("bfloat16")] == re.findall(r"\bv\d\d\b", words)
+        result = command.call(*shlex.split(words))
+        assert result.exit_code == 0 and "Speed in % of sdpa_flash" in result.stdout
+
+
+# ---------------------------------------------------------------------------------------------- every family
+
+
+def test_every_family_has_a_column_and_cudnn_a_row_if_it_was_there():
+    keep(families=FAMILIES[:2], v05=200.0, sdpa_flash=100.0)
+    assert " | ".join(f"Test 1, {family}" for family in FAMILIES) in standing.markdown()
+    assert list(family_cells()) == [version.name for version in accepting("bfloat16")]
+    assert family_cells()["v05_tensor_core"] == ["50.0", "50.0", "–", "–"]
+    assert family_cells()["v06_swizzled"] == ["–"] * 4
+    keep(families=FAMILIES[2:], sdpa_flash=100.0, sdpa_cudnn=80.0)
+    assert family_cells()["sdpa_cudnn"] == ["–", "–", "125.0", "125.0"]
+    assert "sdpa_cudnn" not in cells()
+
+
+def test_the_figure_of_a_family_is_the_ratio_of_the_harmonic_means():
+    times = [100.0, 100.0, 200.0, 200.0, 400.0, 100.0]
+    keep(families=FAMILIES, v05=times, sdpa_flash=100.0)
+    slowness = sum(time / SHAPES[seq].flops for seq, time in zip(SHAPES, times, strict=True))
+    mean = sum(100.0 / SHAPES[seq].flops for seq in SHAPES) / slowness
+    assert family_cells()["v05_tensor_core"] == [f"{100 * mean:.1f}"] * 4
+
+
+def test_families_of_a_row_are_all_from_the_newest_run_of_the_most_of_them():
+    keep(families=FAMILIES, v05=400.0, v06=400.0, sdpa_flash=100.0)
+    keep(families=FAMILIES, v05=200.0, sdpa_flash=100.0)
+    keep(v05=100.0, v06=100.0, sdpa_flash=100.0)  # of one family
+    keep(families=FAMILIES, v05=100.0)  # without FlashAttention-2
+    keep(families=FAMILIES, lengths=[512, 4096], v05=100.0, sdpa_flash=100.0)
+    assert family_cells()["v05_tensor_core"] == ["50.0"] * 4
+    assert family_cells()["v06_swizzled"] == ["25.0"] * 4
+    assert cells()["v05_tensor_core"][:2] == ["100.0", "100.0"]  # which is of one family
+
+
+def test_of_runs_of_one_whole_family_the_newest_counts_whatever_parts_the_others_have():
+    whole = measured(families=FAMILIES[:1], v05=400.0, sdpa_flash=100.0)
+    part = measured(families=FAMILIES[1:], lengths=[512], v05=400.0, sdpa_flash=100.0)
+    results.append("times", whole + part, where={"name": GPU})
+    keep(families=FAMILIES[1:2], v05=200.0, sdpa_flash=100.0)
+    assert family_cells()["v05_tensor_core"] == ["–", "50.0", "–", "–"]
+
+
+@pytest.mark.parametrize("wrong", ["v05", "sdpa_flash"])
+def test_a_family_without_all_lengths_is_a_dash(wrong):
+    times = {"v05": 200.0, "sdpa_flash": 100.0, wrong: [100.0] * 5 + [None]}
+    keep(families=FAMILIES, **times)
+    assert family_cells()["v05_tensor_core"] == ["–"] * 4
+
+
+def test_families_have_columns_for_every_gpu_and_say_what_is_stale():
+    keep(families=FAMILIES, v05=200.0, v06=100.0, sdpa_flash=100.0, stale=("v05",))
+    keep("NVIDIA Other", families=FAMILIES, v05=400.0, sdpa_flash=100.0)
+    assert family_cells()["v05_tensor_core"] == ["25.0"] * 4 + ["50.0*"] * 4
+    assert family_cells()["v06_swizzled"] == ["–"] * 4 + ["100.0"] * 4
+    assert standing.markdown().count("An asterisk: measured before the kernel's last change.") == 2
 
 
 def test_damaged_results_are_told(folder):

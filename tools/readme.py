@@ -81,7 +81,7 @@ def _speeds(gpu: str, families: list[timetable.Table]) -> list[str]:
         )
     else:
         cells = {name: [_mean(each, name) for each in families] for name in names}
-        headers = [f"D={each.lines[0].shape.head_dim} {each.problem.split()[-1]}" for each in families]
+        headers = [each.lines[0].shape.brief for each in families]
         lengths = families[0].lengths
         caption = (
             f"TFLOP/s {where}: {families[0].lines[0].shape.dtype}, B·N=16,384, H·D=2,048, the harmonic mean over "
