@@ -1,14 +1,16 @@
 """The cases that every version is tested on, the tensors they stand for, and the one function that judges a result.
 
-A case is one value from each of AXES. `suite` picks few of them in which every pair of values meets; `product` gives
-them all. `check` runs a version on a case's tensors and raises AssertionError, or the emulator's KernelFinding, if
-anything about the result is wrong. The mutation tests call the same `check`: what it cannot see, no test here can.
+A case is one value from each of AXES. `suite` picks few of them in which every pair of values meets, and adds EDGES;
+`product` gives them all. `check` runs a version on a case's tensors and raises AssertionError, or the emulator's
+KernelFinding, if anything about the result is wrong. The mutation tests call the same `check`: what it cannot see, no
+test here can.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -65,10 +67,22 @@ class Case(NamedTuple):
         return 2 * self.lengths[0] * self.lengths[1] * self.heads[0] * self.heads[1] * self.head_dim
 
 
+# What no pair of values makes. A layout of three words is q's, k's and v's. A scale of ln 2: scores are powers of 2.
+EDGES = (
+    Case((2, 64), (1, 2, 1), 32, True, None, "contiguous", "normal", ""),  # the first row misses one key of a tile
+    Case((99, 5), (1, 2, 1), 32, True, None, "contiguous", "normal", ""),  # rows that are 64 and more before any key
+    Case((19, 200), (1, 2, 2), 32, False, math.log(2), "contiguous", "steps", ""),
+    Case((32, 4096), (1, 1, 1), 32, False, 1.0, "contiguous", "alike", ""),
+    Case((5, 70), (1, 2, 2), 32, False, None, "contiguous/interleaved/contiguous", "normal", ""),
+    Case((5, 70), (1, 2, 2), 32, False, None, "contiguous/contiguous/interleaved", "normal", ""),
+)
+
+
 def suite(dtypes: Sequence[str]) -> list[Case]:
     """The cases of an ordinary test run, for a version that takes `dtypes`; the cheapest first."""
     axes = AXES | {"dtype": tuple(dtypes)}
     cases = [Case(**row) for row in (*pairwise(axes | TELLING), *pairwise(axes))]
+    cases += [edge._replace(dtype=dtype) for edge in EDGES for dtype in dtypes]
     return sorted(dict.fromkeys(cases), key=lambda case: case.work)
 
 
@@ -152,6 +166,19 @@ def make_inputs(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         q[..., 1::5, 0] = torch.nan
         q[..., 2::5, 0] = torch.inf
         k[:, 1::2, keys // 3 : keys // 3 + 1, 0] = torch.nan
+    elif case.values == "steps":
+        # Scores that are the same for 64 keys and then grow, by 0 for the first query and by one more for each; in the
+        # next head they fall.
+        q, k = torch.zeros_like(q), torch.zeros_like(k)
+        q[..., 0] = torch.arange(queries)
+        k[:, 0::2, :, 0] = torch.arange(keys) // 64
+        k[:, 1::2, :, 0] = torch.arange(keys).flip(0) // 64
+    elif case.values == "alike":
+        # The first and the last key's score is the highest, all others are one, so a row is a sum of thousands of equal
+        # weights: rounding each sum so far would be off by the same, every time.
+        q, k = torch.zeros_like(q), torch.zeros_like(k)
+        q[..., 0] = torch.arange(1, queries + 1) / 16
+        k[..., [0, -1], 0] = 1
     elif case.values == "nonfinite_v":
         v[..., keys // 3 : keys // 3 + 1, 0] = torch.nan
         if case.scale != LARGE_SCALE:  # there a weight is 0 in fp32 but not in float64, and 0·inf is NaN
@@ -224,7 +251,8 @@ def check(version: str, case: Case, device: str = "cpu") -> None:
 
     Raises AssertionError for a wrong result and flash_tutorial.KernelFinding for whatever the emulator found.
     """
-    q, k, v = (place(tensor, case.layout, device) for tensor in make_inputs(case))
+    layouts = (case.layout.split("/") * 3)[:3]
+    q, k, v = (place(tensor, layout, device) for tensor, layout in zip(make_inputs(case), layouts, strict=True))
     before = [stored_bytes(tensor) for tensor in (q, k, v)]
     with poisoned_allocations(), instrumented(device):
         out, lse = ft.attention(q, k, v, version=version, causal=case.causal, scale=case.scale, return_lse=True)

@@ -41,11 +41,11 @@ def test_suite_covers_every_pair(name):
     axes = cases.AXES | {"dtype": VERSIONS[name].dtypes}
     for a, b in itertools.combinations(axes, 2):
         met = {(getattr(case, a), getattr(case, b)) for case in suite}
-        assert met == set(itertools.product(axes[a], axes[b]))
+        assert met >= set(itertools.product(axes[a], axes[b]))
     telling = [case for case in suite if all(getattr(case, axis) in cases.TELLING[axis] for axis in cases.TELLING)]
     for a, b in itertools.combinations(axes | cases.TELLING, 2):
         met = {(getattr(case, a), getattr(case, b)) for case in telling}
-        assert met == set(itertools.product((axes | cases.TELLING)[a], (axes | cases.TELLING)[b]))
+        assert met >= set(itertools.product((axes | cases.TELLING)[a], (axes | cases.TELLING)[b]))
 
 
 # ---------------------------------------------------------------------------------------------------- the judge
