@@ -289,4 +289,144 @@ MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
         "the second band's rows are not rescaled": tiles(5)
         | {"O_rmem[c][2 * r] *= rescale;": "O_rmem[c][2 * r] *= r < 2 ? rescale : 1;"},
     },
+    "v10_lean_instructions": {
+        # Blocks, heads and strides.
+        "Q tiles overlap by a row": {"q_tile * BLOCK_Q;": "q_tile * (BLOCK_Q - 1);"},
+        "causal blocks take heads for tiles": {
+            "params.causal ? blockIdx.x % heads": "params.causal ? blockIdx.x / q_tiles"
+        },
+        "the last tile of causal blocks is forgotten": {
+            "q_tiles - 1 - blockIdx.x / heads": "max(q_tiles - 2 - static_cast<int>(blockIdx.x) / heads, 0)"
+        },
+        "the K/V head is the query head": {"q_head / (params.heads / params.kv_heads)": "q_head % params.kv_heads"},
+        "K's batches are taken for contiguous": {"batch * k.batch": "batch * params.kv_heads * N * D"},
+        "V's heads are taken for contiguous": {"kv_head * v.head": "kv_head * N * D"},
+        "Q's tiles are taken for contiguous": {"q_begin * q.row": "q_begin * D"},
+        "Q has K's rows": {"Q, q.row, M - q_begin": "Q, k_row, M - q_begin"},
+        "the next K has V's rows": {"kv_tile + NEXT, K, k_row": "kv_tile + NEXT, K, v_row"},
+        "all rows are taken for D apart": {"ROWS == Rows::fixed && params.k_strides.row == D &&": "true ||"},
+        "V's rows are taken for D apart where K's are": {" && params.v_strides.row == D;": ";"},
+        "K's rows are taken for D apart where V's are": {"params.k_strides.row == D && ": ""},
+        # Tiles of keys and their order.
+        "a causal block stops a tile early": {"min(min(q_begin + BLOCK_Q, M) + past, N)": "min(q_begin + past, N)"},
+        "a causal block stops a row early": {
+            "min(min(q_begin + BLOCK_Q, M) + past, N)": "min(min(q_begin + BLOCK_Q, M) - 1 + past, N)"
+        },
+        "the first tile is forgotten": {"BACKWARD ? kv_tile >= 0 :": "BACKWARD ? kv_tile > 0 :"},
+        "the last tile is where it is forwards": {"kv_tiles - 1 - kv_tile;": "kv_tiles - 1;"},
+        "a block that sees no key loads a tile": {"if (kv_tiles > 0) {": "if (true) {"},
+        "a block far from any key has a tile": {"min(max(first_visible, 0) / BLOCK_KV": "min(first_visible / BLOCK_KV"},
+        # Masks, in code of their own, and tiles that a warp skips.
+        "all queries see as much as causal ones": {"params.causal ? N - M : N;": "N - M;"},
+        "the mask is aligned to the top left": {"params.causal ? N - M : N;": "params.causal ? 0 : N;"},
+        "a query sees one key too few": {"min(row + 1 + past, N)": "min(row + past, N)"},
+        "a query sees one key too many": {"min(row + 1 + past, N)": "min(row + 2 + past, N)"},
+        "a tile that the first row sees in part is whole": {
+            "max(first_visible, 0) / BLOCK_KV,": "(max(first_visible, 0) + BLOCK_KV - 1) / BLOCK_KV,"
+        },
+        "a tile is whole where the last row sees all of it": {
+            "min(q_begin + 1 + past, N);": "min(min(q_begin + BLOCK_Q, M) + past, N);"
+        },
+        "a tile of which the first row misses one key is whole": {"min(q_begin + 1 + past": "min(q_begin + 2 + past"},
+        "masked tiles have the code of others": {
+            "step(std::bool_constant<ASKED || BACKWARD>())": "step(std::bool_constant<ASKED>())"
+        },
+        "hidden scores are a very negative number": {"S_rmem[j][i] = -INFINITY": "S_rmem[j][i] = -1e9f"},
+        "the lower 8 rows are masked like the upper": {"lane_row + i / 2 * 8;": "lane_row + i / 4 * 16;"},
+        "odd columns are masked like even ones": {"j * 8 + i % 2 >= visible": "j * 8 >= visible"},
+        "a warp skips a tile that its last row sees one key of": {
+            "min(q_begin + warp_row + BANDS * 16 + past, N);": "min(q_begin + warp_row + BANDS * 16 - 1 + past, N);"
+        },
+        "all warps skip what the first one does not see": {"q_begin + warp_row + BANDS": "q_begin + BANDS"},
+        "a warp that skips a tile copies no K": {
+            "if (EARLY) load_next_k();": "if (EARLY && seen) load_next_k();",
+            "if (!EARLY) load_next_k();": "if (!EARLY && seen) load_next_k();",
+        },
+        "a warp that skips a tile is out of step": {
+            "load(V_smem, kv_tile, V, v_row, masked);": "load(V_smem, kv_tile, V, v_row, masked);\n"
+            "        if (!seen) return;"
+        },
+        # Copies.
+        "tiles read past the last row": {"i < rows ? 16 : 0": "i <= rows ? 16 : 0"},
+        "all of Q's rows are there": {
+            "load_tile<Shape::THREADS, false>(Q_smem": "load_tile<Shape::THREADS, true>(Q_smem"
+        },
+        "a ragged tile of K is taken for a whole one": {
+            "load(K_smem, kv_tile, K, k_row, std::true_type());": "load(K_smem, kv_tile, K, k_row, std::false_type());"
+        },
+        "a ragged tile of V is taken for a whole one": {
+            "load(V_smem, kv_tile, V, v_row, masked);": "load(V_smem, kv_tile, V, v_row, std::false_type());"
+        },
+        "no wait for Q and K": no_barrier("this thread's part of Q and K", "cp_async_wait_group<0>()"),
+        "no wait for the next K": no_barrier("this thread's part of the next K", "cp_async_wait_group<0>()"),
+        "no wait for V": no_barrier("this thread's part of V", "cp_async_wait_group<0>()"),
+        "no barrier after Q and K are loaded": no_barrier("Q and K are whole", spaces=11),
+        "no barrier after the next K is loaded": no_barrier("K is whole", spaces=11),
+        "no barrier after V is loaded": no_barrier("V is whole", spaces=11),
+        "the next K overwrites one that is in use": {
+            "auto load_next_k = [&] {": "auto load_next_k = [&] {\n"
+            "            if (kv_tile != last_tile) load(K_smem, kv_tile + NEXT, K, k_row, std::true_type());",
+            "if (kv_tile != last_tile) load(K_smem, kv_tile + NEXT, K, k_row, std::bool_constant<!BACKWARD>());": "",
+        },
+        # Products.
+        "S begins with zeros in the second step": {"ZEROS == Zeros::step && d == 0": "ZEROS == Zeros::step && d == 1"},
+        "K's matrices lie like V's": {"lane_id / 16 * 8 + lane_id % 8,": "lane_id / 8 % 2 * 8 + lane_id % 8,"},
+        "V is not transposed": {"ldmatrix_x4<true>(": "ldmatrix_x4("},
+        "both bands have the first one's Q": tiles(2) | {"Q_lane.of(t * 16, d * 16)": "Q_lane.of(0, d * 16)"},
+        "both bands have the first one's P": tiles(2)
+        | {"band(O_rmem[2 * c], t), P_rmem[j][t]": "band(O_rmem[2 * c], t), P_rmem[j][0]"},
+        "both bands are masked like the first": tiles(2) | {"lane_row + i / 2 * 8;": "lane_row + i / 2 % 2 * 8;"},
+        "warps share bands": tiles(2) | {"warp_id * BANDS * 16": "warp_id * 16"},
+        # The softmax.
+        "the scale is dropped": {"factor = LOG2_E * scale": "factor = LOG2_E"},
+        "an exponent of e is taken for one of 2": {"factor = LOG2_E * scale": "factor = scale"},
+        "a scale of 0 or less waits, too": {"params.scale > 0 && params.scale < 1e38f": "params.scale < 1e38f"},
+        "a scale that does not wait is dropped": {"if (!waits) {": "if (false) {"},
+        "the maximum is one lane's": {"m_new[r] = row_max(m_new[r]);": ""},
+        "the maximum forgets earlier tiles": {"m_new[r] = m_rmem[r];": "m_new[r] = -INFINITY;"},
+        "the maximum starts from a number": {"m_rmem) m = -INFINITY;": "m_rmem) m = -1e30f;"},
+        "the first maximum stays": {
+            "grown |= (m_new[r] - m_rmem[r]) * factor > GROWTH": "grown |= m_rmem[r] == -INFINITY"
+        },
+        "a maximum may grow by more than P can hold": {"GROWTH = 8;": "GROWTH = 20;"},
+        "growth is measured in scores": {"(m_new[r] - m_rmem[r]) * factor > GROWTH": "m_new[r] - m_rmem[r] > GROWTH"},
+        "growth is what a maximum falls by": {"(m_new[r] - m_rmem[r]) * factor": "(m_rmem[r] - m_new[r]) * factor"},
+        "only the last row's growth counts": {"grown |= (m_new": "grown = (m_new"},
+        "a warp rescales where all of its rows have grown": {"__any_sync(": "__all_sync("},
+        "P is relative to a maximum that O is not": {
+            "subtract = m_rmem[r] == -INFINITY ? 0 : Shift::to(m_rmem[r], factor).scaled;": (
+                "subtract = m_new[r] == -INFINITY ? 0 : Shift::to(m_new[r], factor).scaled;"
+            )
+        },
+        "the maximum is not replaced": {"m_rmem[r] = m_new[r];": ""},
+        "l is not rescaled": {"l_rmem[r] *= rescale;": ""},
+        "O is not rescaled": {"o[2 * r] *= rescale, o[2 * r + 1] *= rescale;": ";"},
+        "the second band's rows are not rescaled": tiles(2)
+        | {"o[2 * r] *= rescale, ": "o[2 * r] *= r < 2 ? rescale : 1, "},
+        "a rescale forgets large scores": {"fmaf(old.base - shift.base, factor,": "fmaf(0, factor,"},
+        "a rescale forgets scores": {"old.scaled - subtract)": "old.scaled == -INFINITY ? -INFINITY : 0)"},
+        "a rescale of a row of -inf has no guard": {"m_new[r] == -INFINITY ? 0 : shift.scaled": "shift.scaled"},
+        "a row of -inf has no guard": {"m_rmem[r] == -INFINITY ? 0 : Shift": "Shift"},
+        "large scores have no shift": {"if (far) {": "if (false) {"},
+        "only the last row is far from 0": {"far |= Shift": "far = Shift"},
+        "the shift is the first row's": {"Shift::to(m_rmem[i / 2], factor).base": "Shift::to(m_rmem[0], factor).base"},
+        # What is stored.
+        "the sum is one lane's": {"l = row_sum(l);": ";"},
+        "the final division is left out": {"l_rmem[r] == 0 ? 0 : 1 / l_rmem[r]": "l_rmem[r] == 0 ? 0 : 1"},
+        "an empty row is divided by 0": {"l_rmem[r] == 0 ? 0 : ": ""},
+        "lse is a logarithm to base 2": {"shift.scaled * (1 / LOG2_E)": "shift.scaled"},
+        "lse forgets large scores": {"fmaf(shift.base, scale,": "fmaf(0, scale,"},
+        "no warp barrier between O and its readers": no_barrier("the warp's rows of O", "__syncwarp()"),
+        "O's chunks are where they would be without a swizzle": {
+            "? Q_smem.at(row, column) : &O": "? &Q_smem.elements[row][column] : &O"
+        },
+        "O's last chunks are forgotten": {"i < BANDS * 16 * D;": "i < BANDS * 16 * D - WARP * CHUNK;"},
+        "every warp stores the first one's O": {"row = warp_row + element / D,": "row = element / D,"},
+        "O is stored past its last row": {
+            "column = element % D;\n            if (q_begin + row >= M) break;": "column = element % D;"
+        },
+        "the last row is not written": {
+            "r * 8;\n        if (q_begin + row >= M) break;": "r * 8;\n        if (q_begin + row >= M - 1) break;"
+        },
+    },
 }

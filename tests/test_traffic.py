@@ -100,3 +100,25 @@ def test_turns_of_ldmatrix(name, turns, head_dim):
     assert totals.shared_load_conflicts == (turns[head_dim] - 1) * 4 * totals.ldmatrix
     if "padded" not in name:  # there a copy of 8 chunks, two rows of D = 32, spreads over more than 128 bytes
         assert totals.cp_async_wavefronts == 4 * totals.cp_async
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+def test_v10_stores_o_16_bytes_at_a_time_and_without_a_conflict(head_dim):
+    queries = 256
+    q, k, v = torch.randn(3, 1, 1, queries, head_dim, generator=torch.Generator().manual_seed(0)).half()
+    with ft.emulator.instrument() as report:
+        ft.attention(q, k, v, version="v10", causal=True)
+    totals = report.totals
+    o_requests, lse_requests = queries * head_dim * 2 // (32 * 16), queries // 8
+    assert totals.global_store_requests == o_requests + lse_requests
+    assert totals.shared_load_requests == totals.ldmatrix + o_requests
+    assert totals.shared_load_conflicts == totals.shared_store_conflicts == 0
+
+
+def test_v10_multiplies_only_tiles_that_a_warp_sees():
+    """A block of 128 queries has two tiles of 64 keys; two of its four warps, of 32 queries, see the first one only."""
+    q, k, v = torch.randn(3, 1, 1, 128, 128, generator=torch.Generator().manual_seed(0)).half()
+    with ft.emulator.instrument() as report:
+        ft.attention(q, k, v, version="v10:tiles=128x128", causal=True)
+    tile = 2 * (32 * 64 * 128) // (16 * 8 * 16)  # the two products of a warp
+    assert report.totals.mma == (1 + 1 + 2 + 2) * tile

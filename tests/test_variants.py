@@ -37,7 +37,10 @@ def test_a_variant_changes_one_line(name):
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_is_right(name, case, device):
-    for dtype in registry.resolve(name).dtypes:
+    version = registry.resolve(name)
+    if version.tiles:  # with one tile shape it compiles in a third of the time; so small a problem takes the smallest
+        name += f",tiles={version.tiles[-1]}"
+    for dtype in version.dtypes:
         cases.check(name, case._replace(dtype=dtype), device)
 
 
