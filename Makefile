@@ -15,6 +15,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 STARTED := $(shell date +%s)
 say = @printf '[%3d s] %s\n' $$(( $$(date +%s) - $(STARTED) )) $(1)
+# Tests on all cores, neighbours on one: they share what they build. ARGS="-n 0" runs them in one process.
+PARALLEL = -n auto --dist worksteal
 CPP = $(shell find kernels -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h')
 
 help:  ## print this
@@ -35,11 +37,11 @@ demo: build  ## run every version on one layer of a real model, and compare them
 
 test: build  ## run the whole test suite
 	$(call say,'Testing')
-	@$(BIN)/python -m pytest -q $(ARGS)
+	@$(BIN)/python -m pytest -q $(PARALLEL) $(ARGS)
 
 test-full: build  ## the same over every combination of shapes, not only every pair: hours
 	$(call say,'Testing every combination of shapes')
-	@$(BIN)/python -m pytest -q --full $(ARGS)
+	@$(BIN)/python -m pytest -q --full $(PARALLEL) $(ARGS)
 
 lab: build  ## open Jupyter on the notebooks
 	$(call say,'Starting Jupyter. Ctrl-C twice stops it')

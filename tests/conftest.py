@@ -23,6 +23,12 @@ def pytest_configure(config):
         emulator.configure(threads=1)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """What `-n auto` means: a worker for each core, up to 8. Where there is a GPU none: tests take turns on it."""
+    return 0 if "cuda" in DEVICES else min(len(os.sched_getaffinity(0)), 8)
+
+
 def pytest_collection_modifyitems(config, items):
     unwanted = [item for item in items if item.get_closest_marker("full")] if not config.getoption("--full") else []
     if unwanted:
