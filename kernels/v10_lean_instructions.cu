@@ -48,7 +48,7 @@ constexpr Zeros ZEROS = Zeros::step;                   // in S: right before the
 constexpr Cache CACHE = Cache::l2;                     // that keeps tiles of K and V
 constexpr Epilogue EPILOGUE = Epilogue::shared;        // 16 bytes at a time; half2, scalar: 4 or 2, out of fragments
 constexpr int TILES = -1;                              // the number of the one shape that is compiled; -1: all are
-constexpr float GROWTH = 8;                            // a power of 2, far from the largest that P and l can hold
+constexpr float GROWTH = 8;                            // a power of 2; P, l and O may be 2^8 as large as without it
 constexpr float LOG2_E = 1.44269504f;                  // e^x is 2^(LOG2_E x)
 constexpr int WARP = 32;
 
@@ -269,14 +269,16 @@ __global__ void __launch_bounds__(Shape::THREADS, Registers<D, Shape>::BLOCKS) a
             for (int r = 0; r < 2 * BANDS; ++r) {
                 // A row that has seen no key yet has m = -inf, and -inf - -inf is NaN: subtract 0, exp(-inf) is 0.
                 const float subtract = m_rmem[r] == -INFINITY ? 0 : Shift::to(m_rmem[r], factor).scaled;
+                float sum = 0;  // of the tile's first: l may be so large that it would round every single addend
 #pragma unroll
                 for (float (&s)[4 * BANDS] : S_rmem) {
 #pragma unroll
                     for (int i = 2 * r; i < 2 * r + 2; ++i) {
                         s[i] = ex2(fmaf(s[i], factor, -subtract));
-                        l_rmem[r] += s[i];
+                        sum += s[i];
                     }
                 }
+                l_rmem[r] += sum;
             }
             // Two accumulators side by side are one operand: what a lane holds of S is what it has to hold of P.
 #pragma unroll

@@ -400,6 +400,7 @@ MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
         },
         "the maximum is not replaced": {"m_rmem[r] = m_new[r];": ""},
         "l is not rescaled": {"l_rmem[r] *= rescale;": ""},
+        "l adds up single weights": {"sum += s[i];": "l_rmem[r] += s[i];"},
         "O is not rescaled": {"o[2 * r] *= rescale, o[2 * r + 1] *= rescale;": ";"},
         "the second band's rows are not rescaled": tiles(2)
         | {"o[2 * r] *= rescale, ": "o[2 * r] *= r < 2 ? rescale : 1, "},
