@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -59,6 +60,14 @@ def test_make_alone_prints_every_target(machine, words):
         assert f"  make {target} " in done.stdout
     for variable in ("PYTHON=", "PIP_ARGS=", "ARGS=", "VENV="):
         assert variable in done.stdout
+
+
+@pytest.mark.parametrize("target", ["test", "test-full"])
+def test_the_readers_arguments_come_last(machine, target):
+    """-n 0 undoes -n auto: the last one counts."""
+    done = make(machine, "--dry-run", target, "ARGS=-n 0 -k v03")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"pytest .*-n auto .*-n 0 -k v03$", done.stdout, flags=re.MULTILINE)
 
 
 def test_without_python_it_names_the_package(machine):
