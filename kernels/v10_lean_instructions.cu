@@ -8,6 +8,7 @@
 // Bottleneck  mma.sync itself: its operands go through registers, which a Hopper GPU's wgmma does without.
 // Run         flash-tutorial run v10
 
+#include "flash/arch.cuh"
 #include "flash/fragment.cuh"
 #include "flash/launch.cuh"
 #include "flash/ptx/cp_async.cuh"
@@ -99,7 +100,8 @@ template <class Element, int D, class Shape, bool FIXED>
 __global__ void __launch_bounds__(Shape::THREADS, Registers<D, Shape>::BLOCKS) attention_kernel(flash::Params params) {
     constexpr int BLOCK_Q = Shape::BLOCK_Q, BLOCK_KV = Shape::BLOCK_KV, BANDS = Shape::BANDS;
     constexpr bool KEEP_Q = Registers<D, Shape>::KEEP_Q;
-    constexpr bool EARLY = K_COPY == Copy::fitting ? FIXED && Registers<D, Shape>::S <= 64 : K_COPY == Copy::early;
+    constexpr bool EARLY_FITS = FIXED && (flash::ARCH >= 90 || Registers<D, Shape>::S <= 64);  // else ptxas spills
+    constexpr bool EARLY = K_COPY == Copy::fitting ? EARLY_FITS : K_COPY == Copy::early;
     constexpr bool BACKWARD = ORDER == Order::backward;
     constexpr int NEXT = BACKWARD ? -1 : 1;
     const int M = params.queries, N = params.keys;
@@ -146,7 +148,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Registers<D, Shape>::BLOCKS) a
     const int last_visible = min(min(q_begin + BLOCK_Q, M) + past, N);        // its last row,
     const int warp_visible = min(q_begin + warp_row + BANDS * 16 + past, N);  // and the warp's last row
     const int kv_tiles = (max(last_visible, 0) + BLOCK_KV - 1) / BLOCK_KV;
-    const int whole = min(max(first_visible, 0) / BLOCK_KV, kv_tiles);  // tiles that every row sees all of
+    const int whole = max(first_visible, 0) / BLOCK_KV;  // tiles that every row sees all of
     int kv_tile = BACKWARD ? kv_tiles - 1 : 0;
     const int last_tile = kv_tiles - 1 - kv_tile;
 

@@ -315,14 +315,14 @@ MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
         "the first tile is forgotten": {"BACKWARD ? kv_tile >= 0 :": "BACKWARD ? kv_tile > 0 :"},
         "the last tile is where it is forwards": {"kv_tiles - 1 - kv_tile;": "kv_tiles - 1;"},
         "a block that sees no key loads a tile": {"if (kv_tiles > 0) {": "if (true) {"},
-        "a block far from any key has a tile": {"min(max(first_visible, 0) / BLOCK_KV": "min(first_visible / BLOCK_KV"},
+        "a block far from any key has a tile": {"max(first_visible, 0) / BLOCK_KV;": "first_visible / BLOCK_KV;"},
         # Masks, in code of their own, and tiles that a warp skips.
         "all queries see as much as causal ones": {"params.causal ? N - M : N;": "N - M;"},
         "the mask is aligned to the top left": {"params.causal ? N - M : N;": "params.causal ? 0 : N;"},
         "a query sees one key too few": {"min(row + 1 + past, N)": "min(row + past, N)"},
         "a query sees one key too many": {"min(row + 1 + past, N)": "min(row + 2 + past, N)"},
         "a tile that the first row sees in part is whole": {
-            "max(first_visible, 0) / BLOCK_KV,": "(max(first_visible, 0) + BLOCK_KV - 1) / BLOCK_KV,"
+            "max(first_visible, 0) / BLOCK_KV;": "(max(first_visible, 0) + BLOCK_KV - 1) / BLOCK_KV;"
         },
         "a tile is whole where the last row sees all of it": {
             "min(q_begin + 1 + past, N);": "min(min(q_begin + BLOCK_Q, M) + past, N);"
