@@ -118,6 +118,32 @@ ONE_STAGE = {
     "the sum is one lane's": {"over_row(Sum{}, sum, parts)": "sum"},
 }
 
+# v08 and v10: the scale waits for the power, scores far from 0 have a shift, sums are added up at the end.
+SHIFTED = {
+    "a scale of 0 or less waits, too": {"params.scale > 0 && params.scale < 1e38f": "params.scale < 1e38f"},
+    "a scale that does not wait is dropped": {"if (!waits) {": "if (false) {"},
+    "a rescale forgets large scores": {"fmaf(old.base - shift.base, factor,": "fmaf(0, factor,"},
+    "a rescale forgets scores": {"old.scaled - subtract)": "old.scaled == -INFINITY ? -INFINITY : 0)"},
+    "the sum is one lane's": {"l = row_sum(l);": ";"},
+    "an empty row is divided by 0": {"l_rmem[r] == 0 ? 0 : ": ""},
+}
+
+# v09 on: strides, and causal blocks from the longest to the shortest.
+STRIDED = {
+    "Q tiles overlap by a row": {"q_tile * BLOCK_Q;": "q_tile * (BLOCK_Q - 1);"},
+    "causal blocks take heads for tiles": {
+        "params.causal ? blockIdx.x % heads": "params.causal ? blockIdx.x / q_tiles"
+    },
+    "the last tile of causal blocks is forgotten": {
+        "q_tiles - 1 - blockIdx.x / heads": "max(q_tiles - 2 - static_cast<int>(blockIdx.x) / heads, 0)"
+    },
+    "the K/V head is the query head": {"q_head / (params.heads / params.kv_heads)": "q_head % params.kv_heads"},
+    "K's batches are taken for contiguous": {"batch * k.batch": "batch * params.kv_heads * N * D"},
+    "V's heads are taken for contiguous": {"kv_head * v.head": "kv_head * N * D"},
+    "Q's tiles are taken for contiguous": {"q_begin * q.row": "q_begin * D"},
+    "tiles read past the last row": {"i < rows ? 16 : 0": "i <= rows ? 16 : 0"},
+}
+
 MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
     "v00_naive": {
         "the scale is dropped": {"dot * params.scale": "dot"},
@@ -233,45 +259,29 @@ MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
         "the fragments of the first step are not loaded": {"int d = -AHEAD;": "int d = 0;"},
     },
     "v08_fused_softmax": TILED
+    | SHIFTED
     | {
         "the scale is dropped": {"factor = LOG * scale": "factor = LOG"},
         "an exponent of e is taken for one of 2": {"factor = LOG * scale": "factor = scale"},
-        "a scale of 0 or less waits, too": {"params.scale > 0 && params.scale < 1e38f": "params.scale < 1e38f"},
-        "a scale that does not wait is dropped": {"if (!waits) {": "if (false) {"},
         "the shift of large scores is rounded": {"fabsf(scaled) <= LARGEST_SHIFT || m == -INFINITY ?": "true ?"},
         "large scores have no shift": {
             "S_rmem[j][2 * r] -= shift.base;": "",
             "S_rmem[j][2 * r + 1] -= shift.base;": "",
         },
         "a row of -inf has no guard": {"m_new == -INFINITY ? 0 : shift.scaled": "shift.scaled"},
-        "a rescale forgets large scores": {"fmaf(old.base - shift.base, factor,": "fmaf(0, factor,"},
-        "a rescale forgets scores": {"old.scaled - subtract)": "old.scaled == -INFINITY ? -INFINITY : 0)"},
         "l is not rescaled": {"l_rmem[r] * rescale + sum": "l_rmem[r] + sum"},
         "O is not rescaled": {"O_rmem[c][2 * r] *= rescale;": "", "O_rmem[c][2 * r + 1] *= rescale;": ""},
-        "the sum is one lane's": {"l = row_sum(l);": ";"},
         "the sum is added up twice": {"if (SUMS == Sums::tile) sum =": "sum ="},
         "the first tile comes twice": {"int kv_tile = PEEL;": "int kv_tile = 0;"},
         "the second tile is forgotten": {"int kv_tile = PEEL;": "int kv_tile = PEEL + 1;"},
         "a block that sees no key has a first tile": {"PEEL && kv_tiles > 0": "PEEL"},
         "lse is a logarithm to base 2": {"shift_rmem[r].scaled * (1 / LOG)": "shift_rmem[r].scaled"},
         "lse forgets large scores": {"fmaf(shift_rmem[r].base, scale,": "fmaf(0, scale,"},
-        "an empty row is divided by 0": {"l_rmem[r] == 0 ? 0 : ": ""},
     },
-    "v09_adaptive_tiles": {
+    "v09_adaptive_tiles": STRIDED
+    | {
         "a causal block stops a tile early": TILED["a causal block stops a tile early"],
-        "Q tiles overlap by a row": {"q_tile * BLOCK_Q;": "q_tile * (BLOCK_Q - 1);"},
-        "causal blocks take heads for tiles": {
-            "params.causal ? blockIdx.x % heads": "params.causal ? blockIdx.x / q_tiles"
-        },
-        "the last tile of causal blocks is forgotten": {
-            "q_tiles - 1 - blockIdx.x / heads": "max(q_tiles - 2 - static_cast<int>(blockIdx.x) / heads, 0)"
-        },
-        "the K/V head is the query head": {"q_head / (params.heads / params.kv_heads)": "q_head % params.kv_heads"},
-        "K's batches are taken for contiguous": {"batch * k.batch": "batch * params.kv_heads * N * D"},
-        "V's heads are taken for contiguous": {"kv_head * v.head": "kv_head * N * D"},
-        "Q's tiles are taken for contiguous": {"q_begin * q.row": "q_begin * D"},
         "Q has K's rows": {"Q, q.row, M - q_begin": "Q, k.row, M - q_begin"},
-        "tiles read past the last row": {"i < rows ? 16 : 0": "i <= rows ? 16 : 0"},
         "no wait for Q": no_barrier("this thread's part of Q", "cp_async_wait_group<PENDING + 1>()"),
         "no wait for K": no_barrier("this thread's part of K", "cp_async_wait_group<PENDING>()"),
         "no wait for V": no_barrier("this thread's part of V", "cp_async_wait_group<PENDING>()"),
@@ -289,19 +299,10 @@ MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
         "the second band's rows are not rescaled": tiles(5)
         | {"O_rmem[c][2 * r] *= rescale;": "O_rmem[c][2 * r] *= r < 2 ? rescale : 1;"},
     },
-    "v10_lean_instructions": {
+    "v10_lean_instructions": STRIDED
+    | SHIFTED
+    | {
         # Blocks, heads and strides.
-        "Q tiles overlap by a row": {"q_tile * BLOCK_Q;": "q_tile * (BLOCK_Q - 1);"},
-        "causal blocks take heads for tiles": {
-            "params.causal ? blockIdx.x % heads": "params.causal ? blockIdx.x / q_tiles"
-        },
-        "the last tile of causal blocks is forgotten": {
-            "q_tiles - 1 - blockIdx.x / heads": "max(q_tiles - 2 - static_cast<int>(blockIdx.x) / heads, 0)"
-        },
-        "the K/V head is the query head": {"q_head / (params.heads / params.kv_heads)": "q_head % params.kv_heads"},
-        "K's batches are taken for contiguous": {"batch * k.batch": "batch * params.kv_heads * N * D"},
-        "V's heads are taken for contiguous": {"kv_head * v.head": "kv_head * N * D"},
-        "Q's tiles are taken for contiguous": {"q_begin * q.row": "q_begin * D"},
         "Q has K's rows": {"Q, q.row, M - q_begin": "Q, k_row, M - q_begin"},
         "the next K has V's rows": {"kv_tile + NEXT, K, k_row": "kv_tile + NEXT, K, v_row"},
         "all rows are taken for D apart": {"ROWS == Rows::fixed && params.k_strides.row == D &&": "true ||"},
@@ -347,7 +348,6 @@ MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
             "        if (!seen) return;"
         },
         # Copies.
-        "tiles read past the last row": {"i < rows ? 16 : 0": "i <= rows ? 16 : 0"},
         "all of Q's rows are there": {
             "load_tile<Shape::THREADS, false>(Q_smem": "load_tile<Shape::THREADS, true>(Q_smem"
         },
@@ -380,8 +380,6 @@ MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
         # The softmax.
         "the scale is dropped": {"factor = LOG2_E * scale": "factor = LOG2_E"},
         "an exponent of e is taken for one of 2": {"factor = LOG2_E * scale": "factor = scale"},
-        "a scale of 0 or less waits, too": {"params.scale > 0 && params.scale < 1e38f": "params.scale < 1e38f"},
-        "a scale that does not wait is dropped": {"if (!waits) {": "if (false) {"},
         "the maximum is one lane's": {"m_new[r] = row_max(m_new[r]);": ""},
         "the maximum forgets earlier tiles": {"m_new[r] = m_rmem[r];": "m_new[r] = -INFINITY;"},
         "the maximum starts from a number": {"m_rmem) m = -INFINITY;": "m_rmem) m = -1e30f;"},
@@ -404,17 +402,13 @@ MUTATIONS: dict[str, dict[str, dict[str, str]]] = {
         "O is not rescaled": {"o[2 * r] *= rescale, o[2 * r + 1] *= rescale;": ";"},
         "the second band's rows are not rescaled": tiles(2)
         | {"o[2 * r] *= rescale, ": "o[2 * r] *= r < 2 ? rescale : 1, "},
-        "a rescale forgets large scores": {"fmaf(old.base - shift.base, factor,": "fmaf(0, factor,"},
-        "a rescale forgets scores": {"old.scaled - subtract)": "old.scaled == -INFINITY ? -INFINITY : 0)"},
         "a rescale of a row of -inf has no guard": {"m_new[r] == -INFINITY ? 0 : shift.scaled": "shift.scaled"},
         "a row of -inf has no guard": {"m_rmem[r] == -INFINITY ? 0 : Shift": "Shift"},
         "large scores have no shift": {"if (far) {": "if (false) {"},
         "only the last row is far from 0": {"far |= Shift": "far = Shift"},
         "the shift is the first row's": {"Shift::to(m_rmem[i / 2], factor).base": "Shift::to(m_rmem[0], factor).base"},
         # What is stored.
-        "the sum is one lane's": {"l = row_sum(l);": ";"},
         "the final division is left out": {"l_rmem[r] == 0 ? 0 : 1 / l_rmem[r]": "l_rmem[r] == 0 ? 0 : 1"},
-        "an empty row is divided by 0": {"l_rmem[r] == 0 ? 0 : ": ""},
         "lse is a logarithm to base 2": {"shift.scaled * (1 / LOG2_E)": "shift.scaled"},
         "lse forgets large scores": {"fmaf(shift.base, scale,": "fmaf(0, scale,"},
         "no warp barrier between O and its readers": no_barrier("the warp's rows of O", "__syncwarp()"),
