@@ -1,6 +1,7 @@
-"""What all tests share: `--full`, the devices at hand, and one core for each worker of pytest-xdist."""
+"""What all tests share: `--full`, the devices at hand, Ctrl-C, and one core for each worker of pytest-xdist."""
 
 import os
+import signal
 
 # Before PyTorch comes, and for the processes that tests start: their tensors are small, and OpenMP's threads spin.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -19,6 +20,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "full: part of the full product of cases; runs with --full only")
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in a shell's background job; what tests start inherits it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" in os.environ:
         emulator.configure(threads=1)
 

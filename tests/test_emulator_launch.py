@@ -284,9 +284,6 @@ def source(tmp_path):
 
 def test_ctrl_c_stops_a_launch_and_leaves_the_process_usable(module, source):
     program = CALL + textwrap.dedent("""
-        import signal
-
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
         print("launching", flush=True)
         try:
             module.launch("spin", 256, 64, out, 1_000_000_000)
@@ -307,22 +304,15 @@ def test_ctrl_c_stops_a_launch_and_leaves_the_process_usable(module, source):
     assert (out, err, process.returncode) == ("usable True\n", "", 0)
 
 
-@pytest.fixture
-def interruptible():
-    """Ctrl-C is KeyboardInterrupt, also where these tests are a shell's background job, which ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_ctrl_c_in_this_process(module, interruptible):
+def test_ctrl_c_in_this_process(module):
+    handler = signal.getsignal(signal.SIGINT)
     out = np.zeros(64 * 256, np.float32)
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with emulator.instrument() as report, pytest.raises(KeyboardInterrupt):
         module.launch("spin", 256, 64, out, 1_000_000_000)
     timer.join()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
     (launch,) = report.launches
     assert launch.blocks_run < launch.blocks_total == 256
     assert report.findings == []
