@@ -55,6 +55,14 @@ KERNELS = (
 )
 
 
+def change(number: int) -> list[tuple[str, str, float, float]]:
+    """What kernel `number` of the series, from 2, changed, and for each of GPUS the GPU and the share before and after,
+    in % of FlashAttention-2 at LENGTH."""
+    before, kernel = KERNELS[number - 2 : number]
+    pairs = zip(GPUS, before.shares, kernel.shares, strict=True)
+    return [(kernel.what, gpu, old, new) for gpu, (old, _), (new, _) in pairs]
+
+
 def nearest(version: Version) -> int | None:
     """The number, from 1, of the kernel that a version is best held against: the last one before the first that has
     something of a later version. None for a version that takes up nothing of the series."""

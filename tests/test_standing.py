@@ -82,6 +82,11 @@ def test_what_takes_up_the_rest_stands_beside_the_last_one():
     assert standing.nearest(versions[11]) is None, "it has nothing of the series"
 
 
+def test_a_change_is_from_the_kernel_before_to_its_own():
+    step = "swizzle: no bank conflicts"
+    assert standing.change(2) == [(step, "A100", 15.8, 72.6), (step, "RTX 3090", 49.5, 98.3)]
+
+
 def test_the_table_has_the_figures_of_that_kernel_and_the_series_is_below():
     assert [row[-5:] for name, row in cells().items() if name.startswith(("v05", "v07"))] == [
         ["1", "15.8", "16.6", "49.5", "49.8"],
