@@ -13,6 +13,7 @@ import command
 import pytest
 
 from flash_tutorial import build, inspect, model, registry
+from flash_tutorial.versions import VERSIONS
 
 needs_nvcc = pytest.mark.skipif(build.nvcc() is None, reason="there is no nvcc")
 needs_nvdisasm = pytest.mark.skipif(inspect.disassembler() is None, reason="there is no nvdisasm")
@@ -490,3 +491,19 @@ def test_a_kernel_that_does_not_compile(tmp_path):
     result = call(tmp_path / "my_v03.cu")
     assert result.exit_code == 1 and result.stdout == ""
     assert "does not compile (nvcc)" in result.stderr and "my_v03.cu(1)" in result.stderr
+
+
+SHIPPED = [
+    pytest.param(version, capability, id=f"{version.name}-{capability}")
+    for version in VERSIONS
+    for capability in build.version_archs(version, ("8.0", "9.0"))
+]
+
+
+@needs_nvcc
+@pytest.mark.parametrize("version, capability", SHIPPED)
+def test_no_instance_of_a_kernel_spills(version, capability, tmp_path):
+    """Of every head size, dtype and tile shape; `inspect` shows those of one call."""
+    kernels = inspect.parse_ptxas(inspect._compile(version.source, capability, tmp_path / "code.cubin"))
+    assert kernels
+    assert {each.name: each.spill_stores for each in kernels if each.spill_stores or each.spill_loads} == {}
