@@ -17,6 +17,7 @@ import dataclasses
 import difflib
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -185,7 +186,7 @@ class Run:
     environment: dict[str, str] = field(default_factory=dict)
 
     def shown(self) -> list[dict[str, Any]]:
-        """The rows with what `results.newest` adds to stored ones."""
+        """The rows with what `results.rows` adds to stored ones."""
         date = datetime.now(UTC).isoformat(timespec="seconds")
         facts = {"gpu": self.environment["name"], "date": date}
         run = {**facts, "environment": self.environment, "ceilings": self.ceilings}
@@ -387,16 +388,27 @@ def _lasts(row: dict[str, Any]) -> bool:
 
 
 def stored(plan: Plan | None = None, gpu: str | None = None, folder: Path | None = None) -> list[dict[str, Any]]:
-    """The newest stored row of every contender, problem and GPU, of only a plan's or one GPU's ("h200") where these are
-    given: see `results.newest` for what is in them beside the row.
+    """A stored row of every contender, problem and GPU, of only a plan's or one GPU's ("h200") where these are given:
+    see `results.rows` for what is in them beside the row.
+
+    Of several the newest, but rows that are shown beside each other should be of one run, as GPUs are slower in some
+    than in others. So a run that has less of a table, which is what the plan has of a family of problems, or without a
+    plan a contender's lengths, counts after one that has more, unless the kernel has changed since.
 
     Raises ValueError for a GPU without any, naming those that have some, and for damaged results.
     """
-    rows = results.newest("times", Shape.of, folder, gpu)
+    rows = [(row, Shape.of(row)) for row in results.rows("times", folder, gpu)]
     if plan is not None:
         names, shapes = {each.name for each in plan.contenders}, set(plan.shapes)
-        rows = [row for row in rows if row["version"] in names and Shape.of(row) in shapes]
-    return rows
+        rows = [(row, shape) for row, shape in rows if row["version"] in names and shape in shapes]
+    tables = [(id(row["run"]), shape.family, row["version"] if plan is None else None) for row, shape in rows]
+    sizes = Counter(tables)
+    best: dict[tuple, tuple[tuple[bool, int], dict[str, Any]]] = {}
+    for (row, shape), table in zip(rows, tables, strict=True):
+        key, rank = (row["gpu"], row["version"], shape), (not row["stale"], sizes[table])
+        if key not in best or rank >= best[key][0]:
+            best[key] = rank, row
+    return [row for _, row in best.values()]
 
 
 def suites_stored(plan: Plan, gpu: str | None = None, folder: Path | None = None) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flash_tutorial import model, registry, results, suites
+from flash_tutorial import benchmark, model, registry, results, suites
 from flash_tutorial.files import replacing
 from flash_tutorial.suites import Shape
 from flash_tutorial.versions import VERSIONS, Version
@@ -79,10 +79,12 @@ def digest_of(path: Path) -> str | None:
 # ---------------------------------------------------------------------------------------------- what is stored
 
 
-def _by_version(kind: str, gpu: str | None, *fields: str) -> dict[str, dict[Shape, dict[str, Any]]]:
-    """The newest rows of a kind that have all the fields, by version and problem."""
+def _by_version(
+    rows: Iterable[dict[str, Any]], gpu: str | None, *fields: str
+) -> dict[str, dict[Shape, dict[str, Any]]]:
+    """The rows of a GPU that have all the fields, by version and problem."""
     found: dict[str, dict[Shape, dict[str, Any]]] = {}
-    for row in results.newest(kind, _shape):
+    for row in rows:
         shape = _shape(row)
         if row["gpu"] == gpu and shape and all(row.get(field) is not None for field in fields):
             found.setdefault(row["version"], {})[shape] = row
@@ -199,8 +201,9 @@ def roofline(names: Iterable[str] = (), gpu: str | None = None) -> Picture:
     """
     asked = _asked(names)
     gpu = results.find_gpu("times", gpu)
-    times = _by_version("times", gpu, "microseconds")
-    profiles = _by_version("profiles", gpu, "duration_us", "dram_read_bytes", "dram_write_bytes")
+    times = _by_version(benchmark.stored(), gpu, "microseconds")
+    profiles = results.newest("profiles", _shape)
+    profiles = _by_version(profiles, gpu, "duration_us", "dram_read_bytes", "dram_write_bytes")
     chosen = _problems(asked, times, profiles)
     missing = _left_out(asked, chosen, gpu)
     roofs = _roofs(gpu, sorted({shape.dtype for shape in chosen.values()}))
@@ -308,7 +311,7 @@ def speeds(names: Iterable[str] = (), suite: str = "pedagogical", gpu: str | Non
 
     grid = suites.find(suite).shapes()
     gpu = results.find_gpu("times", gpu)
-    every = _by_version("times", gpu, "microseconds")
+    every = _by_version(benchmark.stored(), gpu, "microseconds")
     times = {name: {shape: row for shape, row in rows.items() if shape in grid} for name, rows in every.items()}
     # What has no kernel of ours has no hash of one.
     references = [

@@ -424,8 +424,8 @@ def verdict(version: str, bound: Mapping[str, float], chip: str = "H200") -> Non
         longest = max(bound, key=bound.__getitem__)
         text += (
             f" The longest of the bounds, {longest}, is {bound[longest]:,.0f} µs; the time is "
-            f"{time / bound[longest]:.1f} times that. What lies between is latency that too few warps hide, and "
-            "instructions that no bound counts."
+            f"{time / bound[longest]:.1f} times that. What lies between is latency that too few warps hide"
+            f"{'' if 'instructions' in bound else ', and instructions that no bound counts'}."
         )
     say(text)
 

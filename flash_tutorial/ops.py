@@ -19,6 +19,7 @@ from flash_tutorial import build, emulator, registry, tune
 from flash_tutorial.versions import VERSIONS, Version, accepting
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
+_LONGEST = 2**31 - 2**10  # of M + N: kernels add lengths, and a tile, as ints
 _ALIGNMENT = 16  # bytes: the widest access of a kernel
 
 # ---------------------------------------------------------------------------------------------------------- attention
@@ -206,6 +207,8 @@ def _check(version: Version, q, k, v, scale) -> None:
         raise ValueError(f"k has head_dim {k.shape[3]} and q {head_dim}: they must be equal")
     if v.shape != k.shape:
         raise ValueError(f"v has shape {tuple(v.shape)} and k {tuple(k.shape)}: they must be equal")
+    if q.shape[2] + k.shape[2] > _LONGEST:
+        raise ValueError(f"q has length {q.shape[2]} and k {k.shape[2]}: together {_LONGEST} or less is accepted")
     if kv_heads == 0 and heads > 0:
         raise ValueError(f"k has 0 heads and q {heads}: k and v need at least one")
     if kv_heads > 0 and heads % kv_heads:

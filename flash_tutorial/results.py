@@ -156,20 +156,23 @@ def find_gpu(kind: str, name: str | None = None, folder: Path | None = None) -> 
     return by_stem[gpu_stem(name)]
 
 
+def rows(kind: str, folder: Path | None = None, gpu: str | None = None) -> list[dict[str, Any]]:
+    """Every row of a kind, of all GPUs or of one (see `find_gpu`), oldest first, each with the "gpu" and "date" of its
+    run, "run": what else the run says of itself, the same object for all of its rows, and "stale", see `mark_stale`."""
+    gpu = None if gpu is None else find_gpu(kind, gpu, folder)
+    found = []
+    for run in runs(kind, folder, gpu):
+        facts = {name: value for name, value in run.items() if name != "rows"}
+        found += [{**row, "gpu": run["gpu"], "date": run["date"], "run": facts} for row in run["rows"]]
+    mark_stale(found)
+    return found
+
+
 def newest(
     kind: str, key: Callable[[dict[str, Any]], Hashable], folder: Path | None = None, gpu: str | None = None
 ) -> list[dict[str, Any]]:
-    """The newest row of every GPU (or of one, see `find_gpu`), version and `key(row)`, each with the "gpu" and "date"
-    of its run, "run": what else the run says of itself, and "stale", see `mark_stale`."""
-    gpu = None if gpu is None else find_gpu(kind, gpu, folder)
-    rows = {}
-    for run in runs(kind, folder, gpu):
-        facts = {name: value for name, value in run.items() if name != "rows"}
-        for row in run["rows"]:
-            found = {**row, "gpu": run["gpu"], "date": run["date"], "run": facts}
-            rows[run["gpu"], row["version"], key(row)] = found
-    mark_stale(rows.values())
-    return list(rows.values())
+    """Of `rows` the newest of every GPU, version and `key(row)`."""
+    return list({(row["gpu"], row["version"], key(row)): row for row in rows(kind, folder, gpu)}.values())
 
 
 def mark_stale(rows: Collection[dict[str, Any]]) -> None:

@@ -68,6 +68,8 @@ std::tuple<Tensor, Tensor, int64_t> attention(Tensor q, Tensor k, Tensor v, bool
     check(v, "v", q);
     for (int dim = 0; dim < 4; ++dim) STD_TORCH_CHECK(k.size(dim) == v.size(dim), "v: k's shape is accepted");
     STD_TORCH_CHECK(k.size(0) == q.size(0) && k.size(3) == q.size(3), "k: q's batch and head_dim are accepted");
+    STD_TORCH_CHECK(q.size(2) + k.size(2) <= std::numeric_limits<int>::max() - 1023,
+                    "q, k: lengths are accepted whose sum, and a tile's more, are below 2^31");
     STD_TORCH_CHECK(k.size(1) == 0 ? q.size(1) == 0 : q.size(1) % k.size(1) == 0,
                     "q: a number of heads that is a multiple of k's is accepted");
     STD_TORCH_CHECK(std::isfinite(static_cast<float>(scale)), "scale: a finite number is accepted");

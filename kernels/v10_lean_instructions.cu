@@ -4,7 +4,8 @@
 //             come backwards: first those where keys are hidden or missing, in code that masks, then all others in code
 //             that knows nothing of it. O is rescaled only when a maximum has grown by much (FlashAttention-4). Rows of
 //             K and V that lie next to each other are at constants from each other. O leaves 16 bytes at a time.
-// From v09    One stage, and a larger tile of keys in its place. A warp skips a tile that none of its rows sees.
+// From v09    One stage in every shape, and tiles of more keys in the smallest, and up to D = 64 in the largest. A warp
+//             skips a tile that none of its rows sees.
 // Bottleneck  mma.sync itself: its operands go through registers, which a Hopper GPU's wgmma does without.
 // Run         flash-tutorial run v10
 
@@ -49,7 +50,7 @@ constexpr Zeros ZEROS = Zeros::step;                   // in S: right before the
 constexpr Cache CACHE = Cache::l2;                     // that keeps tiles of K and V
 constexpr Epilogue EPILOGUE = Epilogue::shared;        // 16 bytes at a time; half2, scalar: 4 or 2, out of fragments
 constexpr int TILES = -1;                              // the number of the one shape that is compiled; -1: all are
-constexpr float GROWTH = 8;                            // a power of 2; P, l and O may be 2^8 as large as without it
+constexpr float GROWTH = 8;                            // an exponent of 2: P, l and O may be 2^8 times as large
 constexpr float LOG2_E = 1.44269504f;                  // e^x is 2^(LOG2_E x)
 constexpr int WARP = 32;
 
@@ -100,7 +101,8 @@ template <class Element, int D, class Shape, bool FIXED>
 __global__ void __launch_bounds__(Shape::THREADS, Registers<D, Shape>::BLOCKS) attention_kernel(flash::Params params) {
     constexpr int BLOCK_Q = Shape::BLOCK_Q, BLOCK_KV = Shape::BLOCK_KV, BANDS = Shape::BANDS;
     constexpr bool KEEP_Q = Registers<D, Shape>::KEEP_Q;
-    constexpr bool EARLY_FITS = FIXED && (flash::ARCH >= 90 || Registers<D, Shape>::S <= 64);  // else ptxas spills
+    // Otherwise ptxas spills in the largest shape.
+    constexpr bool EARLY_FITS = FIXED && (flash::ARCH >= 90 || Registers<D, Shape>::S <= 64);
     constexpr bool EARLY = K_COPY == Copy::fitting ? EARLY_FITS : K_COPY == Copy::early;
     constexpr bool BACKWARD = ORDER == Order::backward;
     constexpr int NEXT = BACKWARD ? -1 : 1;

@@ -549,6 +549,57 @@ def test_the_first_runs_can_be_read():
     assert rows and all(Shape.of(row).flops and row["gpu"] for row in rows)
 
 
+@pytest.fixture
+def rows_of(tmp_path):
+    """Writes runs of {(contender, length): µs}, oldest first, and tells what of them is taken."""
+
+    def taken(*runs, plan=None, changed=()):
+        written = [
+            {
+                "date": f"2026-01-0{day}T00:00:00+00:00",
+                "environment": GPU,
+                "rows": [
+                    row(name, seq, median) | {"kernel_hash": results.kernel_hash(name) if day not in changed else "old"}
+                    for (name, seq), median in run.items()
+                ],
+            }
+            for day, run in enumerate(runs, 1)
+        ]
+        document = {"format": results.FORMAT, "gpu": GPU["name"], "runs": written}
+        (tmp_path / "test_1.json").write_text(json.dumps(document))
+        found = benchmark.stored(plan, folder=tmp_path)
+        return {(each["version"], each["seq"]): each["microseconds"]["median"] for each in found}
+
+    return taken
+
+
+V03, V04 = "v03_warp_local", "v04_vectorized"
+
+
+def test_a_newer_run_of_fewer_lengths_leaves_a_table_whole(rows_of):
+    whole = {(V03, 512): 20.0, (V03, 1024): 21.0}
+    assert rows_of(whole, {(V03, 512): 10.0}) == whole
+    newer = {(V03, 512): 10.0, (V03, 1024): 11.0}
+    assert rows_of(whole, newer) == newer
+    assert rows_of(whole, {(V03, 512): 10.0, (V04, 512): 5.0}) == whole | {(V04, 512): 5.0}
+    assert rows_of(whole, {(V03, 2048): 30.0}) == whole | {(V03, 2048): 30.0}
+
+
+def test_a_plans_contenders_are_of_the_run_that_has_the_most_of_them(rows_of):
+    both, alone = {(V03, 512): 20.0, (V04, 512): 15.0}, {(V03, 512): 10.0, (V03, 1024): 11.0}
+    plan = plan_of([V03, V04], batch=4, heads=12, head_dims=(64,), seqs=(512,), dtype="float32", only=True)
+    assert rows_of(both, alone, plan=plan) == both
+    assert rows_of(both, alone) == both | alone
+    longer = plan_of([V03, V04], batch=4, heads=12, head_dims=(64,), seqs=(512, 1024), dtype="float32", only=True)
+    assert rows_of(both, alone, plan=longer) == both | alone
+
+
+def test_a_kernel_that_has_changed_since_counts_last(rows_of):
+    whole, newer = {(V03, 512): 20.0, (V03, 1024): 21.0}, {(V03, 512): 10.0}
+    assert rows_of(whole, newer, changed=[1]) == whole | newer
+    assert rows_of(newer, whole, changed=[2]) == whole | newer
+
+
 # ---------------------------------------------------------------------------------------------- tables
 
 

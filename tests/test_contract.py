@@ -65,6 +65,11 @@ REFUSALS = {
     "k of another head size": (lambda q, k, v: {"k": k[..., :8]}, ValueError, "^k .*head_dim 8.*q 32"),
     "head size 129": (each(lambda x: x.new_zeros(*x.shape[:3], 129)), ValueError, "head_dim 129.*1 to 128"),
     "head size 0": (each(lambda x: x[..., :0]), ValueError, "head_dim 0.*1 to 128"),
+    "more keys than an int can count": (
+        lambda q, k, v: dict.fromkeys("kv", k.new_zeros(1).expand(1, 2, 2**31 - 1025, 32)),
+        ValueError,
+        "^q has length 5 and k 2147482623: together 2147482624",
+    ),
     "scale NaN": (lambda q, k, v: {"scale": float("nan")}, ValueError, "^scale .*nan.*finite"),
     "scale inf": (lambda q, k, v: {"scale": float("inf")}, ValueError, "^scale .*inf.*finite"),
     "scale beyond float32": (lambda q, k, v: {"scale": 1e39}, ValueError, r"^scale .*1e\+39.*finite"),
