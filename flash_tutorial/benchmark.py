@@ -286,10 +286,10 @@ def measure_problem(run: Run, shape: Shape, contenders: list[Contender], warmup,
                 f"a call takes about {watches.pop(name).seconds:.0f} s: --repetitions times it anyway"
             )
         for turn in range(clock.ROUNDS):
-            for name, watch in list(watches.items()):
+            for name in clock.order(watches, turn):
                 step(name)
                 try:
-                    watch.take(turns[name][turn])
+                    watches[name].take(turns[name][turn])
                 except Exception as error:
                     rows[name]["failed"] = _reason(error)
                     del watches[name]

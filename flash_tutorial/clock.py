@@ -2,7 +2,8 @@
 
 Every function is captured once as a CUDA graph, so that what Python takes to launch a short kernel is no part of its
 time. `triton.testing.do_bench` replays and times it, with the L2 cache flushed before every repetition. Functions that
-are measured together take turns, so that a GPU that warms up or slows down does so for all of them.
+are measured together take turns, so that a GPU that warms up or slows down does so for all of them, and each turn
+begins with another one, since the first after a pause is the fastest.
 """
 
 from __future__ import annotations
@@ -104,6 +105,13 @@ def turns(repetitions: int, rounds: int = ROUNDS) -> list[int]:
     return [repetitions // rounds + (turn < repetitions % rounds) for turn in range(rounds)]
 
 
+def order(names: Iterable[str], turn: int) -> list[str]:
+    """Who comes after whom in a turn, from 0: over all turns each of the names is early, in between and late."""
+    names = list(names)
+    first = len(names) * turn // ROUNDS
+    return names[first:] + names[:first]
+
+
 def measure(functions: dict[str, Callable[[], object]]) -> dict[str, Timing]:
     """The time of each function on the current GPU, the functions taking turns. Each has been called before.
 
@@ -112,9 +120,9 @@ def measure(functions: dict[str, Callable[[], object]]) -> dict[str, Timing]:
     watches = {name: Stopwatch(function) for name, function in functions.items()}
     for watch in watches.values():
         watch.warm(WARMUP, SLOW)
-    for repetitions in turns(REPETITIONS):
-        for watch in watches.values():
-            watch.take(repetitions)
+    for turn, repetitions in enumerate(turns(REPETITIONS)):
+        for name in order(watches, turn):
+            watches[name].take(repetitions)
     return {name: watch.timing for name, watch in watches.items()}
 
 

@@ -272,9 +272,17 @@ def test_turns_add_up():
 
 
 def test_contenders_take_turns(gpu):
-    measured(["v00", "v03"])
-    order = [name for name, after in zip(gpu.samples, [*gpu.samples[1:], None]) if name != after]
-    assert order == ["v00_naive", "v03_warp_local"] * clock.ROUNDS
+    measured(["v00", "v03", "v04"])
+    order = [name[:3] for name, after in zip(gpu.samples, [*gpu.samples[1:], None]) if name != after]
+    assert order == ["v00", "v03", "v04", "v03", "v04", "v00", "v04", "v00", "v03"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 18])
+def test_every_turn_has_everyone_and_begins_where_a_third_is_done(count):
+    names = [f"v{index:02}" for index in range(count)]
+    orders = [clock.order(names, turn) for turn in range(clock.ROUNDS)]
+    assert orders[0] == names and all(sorted(each) == names for each in orders)
+    assert [each[0] for each in orders] == [names[count * turn // 3] for turn in range(3)]
 
 
 def test_measure_times_functions_side_by_side(gpu):
