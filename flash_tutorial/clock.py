@@ -3,7 +3,7 @@
 Every function is captured once as a CUDA graph, so that what Python takes to launch a short kernel is no part of its
 time. `triton.testing.do_bench` replays and times it, with the L2 cache flushed before every repetition. Functions that
 are measured together take turns, so that a GPU that warms up or slows down does so for all of them, and each turn
-begins with another one, since the first after a pause is the fastest.
+begins with another one, so that none is always the first after a pause.
 """
 
 from __future__ import annotations
