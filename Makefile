@@ -2,7 +2,7 @@
 # (tools/environment.py), the build (setup.py). Doing so again when all is there takes a second.
 VENV ?= .venv
 BIN := $(VENV)/bin
-DEMO ?= all baseline sdpa --input tests/data/minilm_qkv.safetensors --prefix layer3
+DEMO = all baseline sdpa --input tests/data/minilm_qkv.safetensors --prefix layer3
 
 # A reader who names an interpreter gets it. Otherwise the environment's own will do, and on a fresh machine python3.
 ifeq ($(origin PYTHON),undefined)
@@ -32,7 +32,7 @@ ifeq ($(shell uname -s),Linux)
 
 demo: build  ## run every version on one layer of a real model, and compare them
 	$(call say,'Comparing every version on a layer of all-MiniLM-L6-v2')
-	@$(BIN)/flash-tutorial compare $(DEMO) $(ARGS)
+	@for dtype in float32 float16; do echo; $(BIN)/flash-tutorial compare $(DEMO) --dtype $$dtype $(ARGS) || exit; done
 	$(call say,'Done. Go on with: make lab')
 
 test: build  ## run the whole test suite
