@@ -2,8 +2,8 @@
 
 Every function is captured once as a CUDA graph, so that what Python takes to launch a short kernel is no part of its
 time. `triton.testing.do_bench` replays and times it, with the L2 cache flushed before every repetition. Functions that
-are measured together take turns, so that a GPU that warms up or slows down does so for all of them, and each turn
-begins with another one, so that none is always the first after a pause.
+are measured together take turns, so that a GPU that warms up or slows down does so for all of them, and not every turn
+begins with the same one, so that none is always the first after a pause.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def turns(repetitions: int, rounds: int = ROUNDS) -> list[int]:
 
 
 def order(names: Iterable[str], turn: int) -> list[str]:
-    """Who comes after whom in a turn, from 0: over all turns each of the names is early, in between and late."""
+    """Who comes after whom in a turn, from 0: each turn begins where a third more of the names is done."""
     names = list(names)
     first = len(names) * turn // ROUNDS
     return names[first:] + names[:first]

@@ -158,7 +158,8 @@ def find_gpu(kind: str, name: str | None = None, folder: Path | None = None) -> 
 
 def rows(kind: str, folder: Path | None = None, gpu: str | None = None) -> list[dict[str, Any]]:
     """Every row of a kind, of all GPUs or of one (see `find_gpu`), oldest first, each with the "gpu" and "date" of its
-    run, "run": what else the run says of itself, the same object for all of its rows, and "stale", see `mark_stale`."""
+    run, "run": all that the run says of itself but its rows, the same object for these, and "stale": see `mark_stale`.
+    """
     gpu = None if gpu is None else find_gpu(kind, gpu, folder)
     found = []
     for run in runs(kind, folder, gpu):

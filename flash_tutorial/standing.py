@@ -85,7 +85,7 @@ class Standing:
     stale: bool  # the kernel has changed since
 
 
-def _plan(suite: str) -> benchmark.Plan:
+def plan_of(suite: str) -> benchmark.Plan:
     """Every version that takes the suite's problems, and in FAMILIES who is beside, with FlashAttention-2."""
     problems = suites.find(suite)
     taking = [v.name for v in VERSIONS if problems.dtype in v.dtypes and set(problems.head_dims) <= set(v.head_dims)]
@@ -100,7 +100,7 @@ def stored(suite: str = SUITE) -> dict[str, dict[str, dict[str, Standing]]]:
 
     Raises ValueError for damaged results.
     """
-    plan = _plan(suite)
+    plan = plan_of(suite)
     lengths = sorted({shape.seq for shape in plan.shapes})
     best: dict[tuple[str, str], tuple[tuple[int, int], list[timetable.Table]]] = {}
     for run in results.runs("times"):
@@ -134,13 +134,13 @@ def markdown() -> str:
     """A table of every version that takes the suite's problems, here and elsewhere, the series as a whole, folded, one
     of every family, and the commands that measure. Raises ValueError for damaged results."""
     standings = stored()
-    plan = _plan(SUITE)
+    plan = plan_of(SUITE)
     (family,) = {shape.brief for shape in plan.shapes}
     versions = [contender.version for contender in plan.contenders if contender.version]
     headers = ["version"]
     headers += [header for gpu in standings for header in (f"{_short(gpu)}, N={LENGTH}", "mean")]
     headers += ["nearest kernel", *_published_headers()]
-    command = f"bench {_typed(version.name for version in versions)} --suite {SUITE} --baseline {REFERENCE}"
+    command = f"bench {_typed(version.name for version in versions)} --only --suite {SUITE} --baseline {REFERENCE}"
     rows = []
     for version in versions:
         each = [found.get(version.name, {}).get(family) for found in standings.values()]
@@ -168,7 +168,7 @@ def markdown() -> str:
 def _families() -> list[str]:
     """The caption, the table and the command of the suite that has every family."""
     standings = stored(FAMILIES)
-    plan = _plan(FAMILIES)
+    plan = plan_of(FAMILIES)
     families = dict.fromkeys(shape.brief for shape in plan.shapes)
     names = [each.name for each in plan.contenders if each.name != plan.baseline]
     rows = [

@@ -207,7 +207,7 @@ VERSIONS: tuple[Version, ...] = (
         number=9,
         name="v09_adaptive_tiles",
         title="Adaptive tiles",
-        idea="One kernel compiled for several tile shapes, of which a launch takes what suits its lengths, head size "
+        idea="One kernel compiled for several tile shapes, of which a launch takes what suits its problem "
         "and GPU; in the largest a warp owns 32 rows and multiplies every fragment of K and V twice.",
         parent="v08_fused_softmax",
         dtypes=("float16", "bfloat16"),

@@ -59,7 +59,8 @@ def speed() -> str:
     """The newest times of versions and references that results/ holds, of every GPU, on the grids of the suites."""
     parts = []
     for suite in ("pedagogical", "article", "paper"):
-        plan = benchmark.plan_of(suite=suite, peers=PEERS)
+        # Where there are several families, those whom one run has measured on all of them.
+        plan = standing.plan_of(suite) if suite == standing.FAMILIES else benchmark.plan_of(suite=suite, peers=PEERS)
         tables = timetable.tables_of(benchmark.stored(plan), plan.contenders, plan.baseline)
         for gpu in dict.fromkeys(each.gpu for each in tables):
             parts += _speeds(gpu, [each for each in tables if each.gpu == gpu])
